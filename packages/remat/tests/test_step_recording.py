@@ -6,6 +6,7 @@ from remat.budgets.auto import AutoBudget
 from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.session.kinds import RegionKind
+from remat.session.near_kinds import Kinds
 from remat.session.recording import Recorded
 from remat.session.step_planner import StepPlanner
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
@@ -42,7 +43,7 @@ def chooser(budget, options):
     settings = Settings.read(budget, "auto", "estimate", None, None, None)
     front = RegionFront(GRAPH, tuple(options), (), 0, 0, 0)
     return StepPlanner(
-        settings, AutoBudget(None, tuple), lambda plan: None, {}, [RegionKind("r", front)]
+        settings, AutoBudget(None, tuple), lambda plan: None, {}, Kinds([RegionKind("r", front)])
     )
 
 

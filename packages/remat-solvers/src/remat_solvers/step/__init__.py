@@ -12,6 +12,7 @@ from remat_solvers.step.options import (
     RegionOption,
     incoming_bytes,
     measure_option,
+    weigh_options,
 )
 from remat_solvers.step.region import front_from_schedules, refined_options, region_front
 
@@ -30,4 +31,5 @@ __all__ = [
     "refined_options",
     "region_front",
     "step_bound",
+    "weigh_options",
 ]

@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from remat_graph import Compute, Footprint, Graph, Op, Schedule, leave_late, leaves, simulate
+from remat_graph import Compute, Footprint, Graph, Op, Schedule, leave_late, simulate
 from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
@@ -30,6 +30,7 @@ __all__ = [
     "front_of",
     "incoming_bytes",
     "measure_option",
+    "weigh_options",
 ]
 
 ANY_BYTES = MOST_BYTES
@@ -197,21 +198,27 @@ def measure_option(
     )
 
 
-def weigh_options(graph: Graph, footprints: Sequence[Footprint]) -> list[RegionOption]:
-    """Measure what schedules cost the step as `measure_option` does, in a graph of other sizes.
+def weigh_options(
+    graph: Graph,
+    footprints: Sequence[Footprint],
+    sizes: Sequence[int],
+    workspaces: Sequence[int],
+    times: Sequence[float],
+) -> list[RegionOption]:
+    """Measure what schedules cost the step as `measure_option` does, for other sizes.
 
-    Each `Footprint` is that of a graph of the same ops.
+    These are, in the order of the graph, the bytes of its values, and the workspaces in bytes and
+    the seconds of its ops. Each `Footprint` is that of a graph of the same ops, none of which lets
+    a gradient leave.
 
     Raises:
         InvalidProblem: if the graph has no op at a boundary that runs once.
     """
-    op, boundary = boundary_op(graph), graph.boundary_index
-    if any(leaves(each.name) for each in graph.ops):
-        return [measure_option(graph, each.schedule) for each in footprints]
-    sizes = [value.size_bytes for value in graph.values]
-    workspaces = [each.workspace_bytes for each in graph.ops]
-    times = [each.time for each in graph.ops]
-    beside = op.workspace_bytes + incoming_bytes(graph)
+    made, boundary = boundary_op(graph).outputs, graph.boundary_index
+    incoming = sum(
+        size for value, size in zip(graph.values, sizes, strict=True) if value.name in made
+    )
+    beside = workspaces[boundary] + incoming
     options = []
     for footprint in footprints:
         held = footprint.held_bytes(sizes, workspaces)

@@ -21,7 +21,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from remat_graph import Footprint, Graph, Hierarchy, Schedule, Status
+from remat_graph import Footprint, Graph, Hierarchy, Schedule, Status, leaves
 from remat_solvers.bounds.kept_bytes import KeptBytesProgram
 from remat_solvers.bounds.peak import while_running
 from remat_solvers.core.alternatives import is_in_order
@@ -107,9 +107,19 @@ def front_from_schedules(graph: Graph, schedules: Iterable[Schedule | Footprint]
     boundary_op(graph)
     empty = _empty_front(graph, Wiring.of(graph), 0)
     known = list(schedules)
-    weighed = weigh_options(graph, [each for each in known if isinstance(each, Footprint)])
-    measured = [measure_option(graph, each) for each in known if isinstance(each, Schedule)]
-    return empty.with_([*weighed, *measured], [])
+    footprints = [each for each in known if isinstance(each, Footprint)]
+    measured = [each for each in known if isinstance(each, Schedule)]
+    if any(leaves(op.name) for op in graph.ops):
+        measured += [each.schedule for each in footprints]
+        footprints = []
+    weighed = weigh_options(
+        graph,
+        footprints,
+        [value.size_bytes for value in graph.values],
+        [op.workspace_bytes for op in graph.ops],
+        [op.time for op in graph.ops],
+    )
+    return empty.with_([*weighed, *(measure_option(graph, each) for each in measured)], [])
 
 
 def refined_options(

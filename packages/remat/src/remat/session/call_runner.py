@@ -247,7 +247,7 @@ class CallRunner:
         alike = self._step.patterns.option_alike(families, kind.family)
         if alike is not None:
             option = kind.by(alike)
-            faster = self._faster((*families, kind.family), kind.front.options, option)
+            faster = self._faster((*families, kind.family), kind.options, option)
             if faster is not None:
                 return faster
             if option.peak_bytes <= self._room_left():
@@ -286,7 +286,7 @@ class CallRunner:
         if self._step.planner.is_unknown:
             return plan.lean
         left = self._room_left()
-        options = self._step.planner.kinds[plan.kind].front.options
+        options = self._step.planner.kinds[plan.kind].options
         fitting = [option for option in options if option.peak_bytes <= left]
         if fitting:
             return min(fitting, key=lambda option: option.kept_bytes)

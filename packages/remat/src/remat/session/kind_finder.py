@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -19,12 +20,13 @@ from remat.planning.region_slices import (
 )
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
-from remat.session.kinds import RegionKind
+from remat.session.kinds import RegionKind, plain_bytes
+from remat.session.near_kinds import Kinds, NearKind, OtherSizes, sizes_of
 from remat.session.step_kernels import StepKernels
 from remat_graph import Graph, Numerics, simulate
 from remat_graph.torch import CallSizes, Capture, Cost, SizedCapture
 from remat_solvers import store_all
-from remat_solvers.step import RegionFront, front_from_schedules, measure_option, region_front
+from remat_solvers.step import RegionFront, front_from_schedules, region_front
 
 __all__ = ["KindFinder"]
 
@@ -40,7 +42,7 @@ class KindFinder:
     """
 
     settings: Settings
-    kinds: list[RegionKind]
+    kinds: Kinds
     user_plan: UserPlan | None
     kernels: StepKernels
 
@@ -49,12 +51,9 @@ class KindFinder:
         plan = self.user_plan
         if plan is not None:
             plan.check_numerics(self.settings.numerics)
-            self.kinds.extend(
-                RegionKind(
-                    f"region {at} of {plan.name}", kind.front, kind.missing, family=at, met=False
-                )
-                for at, kind in enumerate(plan.plan.kinds)
-            )
+            for at, kind in enumerate(plan.plan.kinds):
+                name = f"region {at} of {plan.name}"
+                self.kinds.add(RegionKind(name, kind.front, kind.missing, family=at, met=False))
 
     def find(
         self,
@@ -81,9 +80,9 @@ class KindFinder:
         if self.settings.costs == "measure":
             with remembered_costs(costs, capture.program.device, self.settings.costs):
                 capture = capture.costed("measure", costs)
-        number = self._known(capture)
-        if number < len(self.kinds):
-            kind = self.kinds[number]
+        known = next(((n, k) for n, k in self.kinds.items() if k.has(capture.graph)), None)
+        if known is not None:
+            number, kind = known
             if kind.whole is None:
                 return number, capture
             return number, in_ways_alone(capture, kind.sliced, kind.unfused)
@@ -92,33 +91,21 @@ class KindFinder:
             return of_plan
         program, least = self._program(capture, budget)
         program = self.kernels.of(program)
-        self._add(self._solved(name, alone(program)), capture, program, least_bytes=least)
-        return number, alone(program)
-
-    def _known(self, capture: Capture) -> int:
-        """Give the number of the kind that a capture is of; of a new one, the next."""
-        kinds = enumerate(self.kinds)
-        return next((n for n, kind in kinds if kind.has(capture.graph)), len(self.kinds))
-
-    def _add(
-        self,
-        kind: RegionKind,
-        capture: Capture,
-        program: Capture,
-        *,
-        is_measured: bool = True,
-        least_bytes: int | None,
-    ) -> None:
-        """Add the kind of a capture, which runs as a program."""
+        kind = self._solved(name, alone(program))
         if program is not capture:
             kind = replace(
                 kind, whole=capture.graph, sliced=program.sliced, unfused=program.unfused
             )
-        if self.settings.numerics is None:
-            kind = replace(kind, find_in_slices=partial(self._in_slices, capture))
-        if is_measured and isinstance(capture, SizedCapture):
-            kind = replace(kind, measured=capture, program=cast("SizedCapture", program))
-        self.kinds.append(replace(kind, least_bytes=least_bytes, deferred=_deferred(program)))
+        kind = replace(
+            kind, find_in_slices=self._finding_slices(capture), least_bytes=least,
+            deferred=_deferred(program),
+        )  # fmt: skip
+        number = self.kinds.add(kind)
+        if isinstance(capture, SizedCapture):
+            of_trace = OtherSizes(number, kind, capture, cast("SizedCapture", program))
+            if not of_trace.leaves:
+                self.kinds.measured.append(of_trace)
+        return number, alone(program)
 
     def _as_nearby(
         self, name: str, capture: SizedCapture, budget: int | None
@@ -128,31 +115,29 @@ class KindFinder:
         Its costs are in proportion: nothing is measured, compiled or solved. `None` if no size is
         near, or ops may need too much in a program that was chosen for a smaller one.
         """
-        known = [kind.measured for kind in self.kinds if kind.measured is not None]
-        known = [each for each in known if each.is_of_trace(capture)]
-        nearest = capture.nearest(known) if len(known) >= _SIZES else None
+        known = [each for each in self.kinds.measured if each.capture.is_of_trace(capture)]
+        captures = [each.capture for each in known]
+        nearest = capture.nearest(captures) if len(known) >= _SIZES else None
         if nearest is None:
             return None
-        near = next(kind for kind in self.kinds if kind.measured is nearest)
-        whole = capture.costed_like(nearest)
-        number, call = self._known(whole), CallSizes(capture.symbols, capture.leaves)
-        has_other_ops = near.program is not None and near.program is not nearest
-        program = near.program.at(call) if near.program and has_other_ops else whole
+        near = next(each for each in known if each.capture is nearest)
+        whole, call = capture.costed_like(nearest), CallSizes(capture.symbols, capture.leaves)
+        program = near.program.at(call) if near.has_other_ops else whole
         if program is None:
             return None
-        if number == len(self.kinds):
-            is_larger = has_other_ops and nearest.ratio(call) > 1.0
+        number = self.kinds.of_sizes(sizes_of(capture))
+        if number is None:
+            is_larger = near.has_other_ops and nearest.ratio(call) > 1.0
             if is_larger and budget is not None and not has_room(program, budget):
                 return None
-            graph = alone(program).graph
-            front = front_from_schedules(graph, near.footprints)
-            kind = RegionKind(
-                name, front, capture.missing, near.family, plain_bytes=_plain(program), near=near
-            )
-            self._add(
-                kind, whole, program, is_measured=False, least_bytes=0 if has_other_ops else None
-            )
-        return number, alone(program)
+            kind = NearKind(name, near, whole, program, self._finding_slices(whole))
+            self.kinds.add_near(kind, sizes_of(capture))
+            number = kind.number
+        return number, alone(program) if near.has_other_ops else program
+
+    def _finding_slices(self, capture: Capture) -> Callable[[], RegionFront | None] | None:
+        """Give what finds options in slices, where these are not allowed."""
+        return None if self.settings.numerics is not None else partial(self._in_slices, capture)
 
     def _program(self, capture: Capture, budget: int | None) -> tuple[Capture, int | None]:
         """Choose the program of a region; bound what any such program needs."""
@@ -182,17 +167,19 @@ class KindFinder:
         """Find the options of a region; of one of many sizes those of the nearest of these."""
         settings, graph = self.settings, capture.graph
         alike = list(islice((kind for kind in self.kinds if kind.is_like(capture)), _SIZES))
-        family = alike[0].family if alike else len(self.kinds)
+        family = alike[0].family if alike else self.kinds.next_number
         if len(alike) >= _SIZES:
             all_bytes = _bytes(graph)
             near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
             front = front_from_schedules(graph, near.footprints)
-            return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
+            return RegionKind(
+                name, front, capture.missing, family, plain_bytes=plain_bytes(capture)
+            )
         limit = self._limit_seconds(graph)
         solver = "refine" if settings.solver == "auto" else settings.solver
         hierarchy = hierarchy_for(graph, solver, settings.partitioner)
         front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
-        return RegionKind(name, front, capture.missing, family, plain_bytes=_plain(capture))
+        return RegionKind(name, front, capture.missing, family, plain_bytes=plain_bytes(capture))
 
     def _of_user_plan(
         self, name: str, capture: Capture, position: int | None
@@ -204,7 +191,7 @@ class KindFinder:
         """
         if self.user_plan is None:
             return None
-        unmet = [number for number, kind in enumerate(self.kinds) if not kind.met]
+        unmet = [number for number, kind in self.kinds.items() if not kind.met]
         for number in unmet:
             fitted = self.user_plan.fit_kind(number, capture)
             if fitted is not None:
@@ -214,7 +201,7 @@ class KindFinder:
                     front,
                     program.missing,
                     family=number,
-                    plain_bytes=_plain(program),
+                    plain_bytes=plain_bytes(program),
                     whole=program.without_alternatives().graph if program.has_other_ops else None,
                     sliced=program.sliced,
                     unfused=program.unfused,
@@ -235,14 +222,3 @@ def _deferred(program: Capture) -> tuple[tuple[int, int], ...]:
     """List the outputs that a program does not make, and their bytes."""
     positions = sorted(program.program.deferred)
     return tuple((each, program.deferred_bytes(frozenset({each}))) for each in positions)
-
-
-def _plain(capture: Capture) -> int | None:
-    """Give what a region keeps for a backward over all outputs, if what it stores is not that.
-
-    Some gradients are missing, some outputs are not made, or some of it is made in slices.
-    """
-    if not (capture.missing or capture.program.deferred or capture.has_other_ops):
-        return None
-    graph = capture.without_alternatives().variant(frozenset()).graph
-    return measure_option(graph, store_all(graph)).kept_bytes

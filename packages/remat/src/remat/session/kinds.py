@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field
 
 import torch
 
@@ -13,13 +12,13 @@ from remat.planning.solving import have_same_ops
 from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes, Exposed
 from remat.session.recording import RecordedCall, gradients_present
-from remat_exec import Ability, Executor, Runnable, abilities_of
+from remat_exec import Executor, Runnable
 from remat_graph import Footprint, Graph, Schedule
-from remat_graph.torch import AllocationRecorder, Capture, SizedCapture
+from remat_graph.torch import AllocationRecorder, Capture
 from remat_solvers import store_all
-from remat_solvers.step import RegionFront, RegionOption, measure_option
+from remat_solvers.step import RegionFront, RegionOption, incoming_bytes, measure_option
 
-__all__ = ["CapturedRegion", "RegionKind"]
+__all__ = ["CapturedRegion", "RegionKind", "plain_bytes"]
 
 
 class CapturedRegion:
@@ -77,7 +76,7 @@ class CapturedRegion:
 
     def inputs(self, tensors: Sequence[torch.Tensor]) -> dict[str, int]:
         """Give the bytes of the inputs of a call, by value, but for parameters: the model's own."""
-        program, sizes = self.capture.program, self.capture.graph.value_by_name
+        program, there = self.capture.program, self.capture.outline.value_by_name
         values = (
             program.storage[item.variable]
             for item in program.inputs
@@ -85,7 +84,7 @@ class CapturedRegion:
             and item.variable in program.storage
             and not isinstance(tensors[int(item.key)], torch.nn.Parameter)
         )
-        return {value: sizes[value].size_bytes for value in values if value in sizes}
+        return {value: self.capture.size_of(value) for value in values if value in there}
 
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> RecordedCall:
         """Note a call of a recorded step by an option."""
@@ -95,9 +94,9 @@ class CapturedRegion:
             held = self._of.held_inputs(option, droppable=droppable)
             released_outputs = {value: size for value, size in inputs.items() if value not in held}
         present, input_bytes = gradients_present(tensors), sum(inputs.values())
-        graph = self._of.front.graph
+        incoming = self._of.incoming_bytes
         return RecordedCall(
-            self.kind, graph, option, self.lean, present, released_outputs, input_bytes
+            self.kind, incoming, option, self.lean, present, released_outputs, input_bytes, self._of
         )
 
 
@@ -111,64 +110,27 @@ class RegionKind:
     `plain_bytes` is what plain autograd keeps, whichever gradients come, where that is not what
     storing everything does. Where the front is of a program in slices or compiled groups, `whole`
     is the graph without, `sliced` and `unfused` say which; `least_bytes` is then what the forwards
-    of all such programs need.
-    `deferred` are positions of outputs that no step makes, and their bytes.
-    Of a trace of all sizes, one that was `measured` has that capture, and the `program` that it
-    runs as: sizes that are `near` it run as the same, by its schedules.
+    of all such programs need. `deferred` are positions of outputs that no step makes, and their
+    bytes.
     `find_in_slices` finds options in slices where the user has not allowed them, for a refusal.
     """
 
     name: str
-    front: RegionFront
+    front: RegionFront = field(repr=False)
     missing: frozenset[int] = frozenset()
     family: int = 0
     met: bool = True
     plain_bytes: int | None = None
     room: int | None = None
-    whole: Graph | None = None
+    whole: Graph | None = field(default=None, repr=False)
     sliced: tuple[tuple[int, int], ...] = ()
     unfused: tuple[int, ...] | None = None
     least_bytes: int | None = None
     deferred: tuple[tuple[int, int], ...] = ()
-    measured: SizedCapture | None = field(default=None, repr=False)
-    program: SizedCapture | None = field(default=None, repr=False)
-    near: RegionKind | None = field(default=None, repr=False)
     find_in_slices: Callable[[], RegionFront | None] | None = field(default=None, repr=False)
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
-    _held: dict[RegionOption, frozenset[str]] = field(default_factory=dict, repr=False)
-    _runnables: dict[tuple[int, bool], tuple[Schedule, Runnable]] = field(
-        default_factory=dict, repr=False
-    )
-    _exposed: Exposed | None = None
-
-    def exposed(self, capture: Capture) -> Exposed:
-        """Find what a capture of this kind has exposed, once for all sizes of a trace."""
-        near = self.near
-        if near is None or near.measured is None or not near.measured.is_of_trace(capture):
-            return Exposed.of(capture)
-        if near._exposed is None:
-            near._exposed = Exposed.of(capture)
-        return near._exposed
-
-    def runnable(
-        self, capture: Capture, option: RegionOption, lean: Runnable | None, executor: Executor
-    ) -> Runnable:
-        """Give what runs an option, and may go on as a lean one, by a capture of this kind.
-
-        That is by the code of one of other sizes, where it is for all.
-        """
-        if self.near is None or Ability.RUNS_OTHER_SIZES not in abilities_of(executor):
-            return executor(capture, option.schedule, low_memory_plan=lean)
-        known, key = self.near._runnables, (id(option.schedule), lean is None)
-        other: Any = known[key][1] if key in known else None
-        runnable: Runnable | None = None
-        if other is not None:
-            runnable = other.at(capture, option.peak_bytes, low_memory_plan=lean)
-        if runnable is None:
-            runnable = executor(capture, option.schedule, low_memory_plan=lean)
-            known[key] = option.schedule, runnable
-        return runnable
+    _read: dict[int, tuple[Schedule, frozenset[str]]] = field(default_factory=dict, repr=False)
 
     @functools.cached_property
     def in_slices(self) -> RegionKind | None:
@@ -176,23 +138,48 @@ class RegionKind:
         front = self.find_in_slices() if self.find_in_slices is not None else None
         if front is None:
             return None
-        return replace(
-            self, front=front, whole=self.front.graph, measured=None, near=None,
-            find_in_slices=None, _lean={}, _alike={}, _held={}, _runnables={}, _exposed=None,
+        return RegionKind(
+            self.name, front, self.missing, self.family, self.met, self.plain_bytes, self.room,
+            self.front.graph, least_bytes=self.least_bytes, deferred=self.deferred,
         )  # fmt: skip
+
+    @property
+    def options(self) -> Sequence[RegionOption]:
+        """Its options, as far as they are known without solving."""
+        return self.front.options
+
+    @property
+    def incoming_bytes(self) -> int:
+        """The bytes of the gradients that come in between the halves."""
+        return incoming_bytes(self.front.graph)
+
+    def exposed(self, capture: Capture) -> Exposed:
+        """Find what a capture of this kind has exposed."""
+        return Exposed.of(capture)
+
+    def runnable(
+        self, capture: Capture, option: RegionOption, lean: Runnable | None, executor: Executor
+    ) -> Runnable:
+        """Give what runs an option, and may go on as a lean one, by a capture of this kind."""
+        return executor(capture, option.schedule, low_memory_plan=lean)
 
     def held_inputs(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
         """Find the inputs that a call by an option holds between its halves.
 
         One that is `droppable` also holds what the lean option reads, to go on as that.
         """
-        if option not in self._held:
-            read = read_by_backward(self.front.graph, option.schedule)
-            self._held[option] = frozenset(read & self.front.graph.resident)
-        held = self._held[option]
+        held = self.inputs_read(option.schedule)
         if droppable and option is not self.lean:
-            held |= self.held_inputs(self.lean)
+            held |= self.inputs_read(self.lean.schedule)
         return held
+
+    def inputs_read(self, schedule: Schedule) -> frozenset[str]:
+        """Find the inputs that the backward of a schedule reads."""
+        if id(schedule) not in self._read:
+            graph = self.front.graph
+            read = frozenset(read_by_backward(graph, schedule) & graph.resident)
+            self._read[id(schedule)] = schedule, read
+        return self._read[id(schedule)][1]
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind, with costs that were found as its own were."""
@@ -232,18 +219,21 @@ class RegionKind:
 
     def by(self, option: RegionOption) -> RegionOption:
         """Give an option of another kind of this family as one of this kind."""
-        for own in self.front.options:
+        for own in self.options:
             if own.schedule is option.schedule:
                 return own
         if option not in self._alike:
-            self._alike[option] = measure_option(self.front.graph, option.schedule)
+            self._alike[option] = self._measured(option.schedule)
         return self._alike[option]
+
+    def _measured(self, schedule: Schedule) -> RegionOption:
+        return measure_option(self.front.graph, schedule)
 
     @property
     def lean(self) -> RegionOption:
         """The option that keeps the least of those that fit, of those that were found first."""
         if self.room not in self._lean:
-            options, room = self.front.options, self.room
+            options, room = self.options, self.room
             fitting = [o for o in options if room is None or o.peak_bytes <= room]
             self._lean[room] = (
                 min(fitting, key=lambda option: option.kept_bytes)
@@ -255,4 +245,15 @@ class RegionKind:
     @functools.cached_property
     def everything(self) -> RegionOption:
         """What it costs to store everything."""
-        return measure_option(self.front.graph, store_all(self.front.graph))
+        return self._measured(store_all(self.front.graph))
+
+
+def plain_bytes(capture: Capture) -> int | None:
+    """Give what a region keeps for a backward over all outputs, if what it stores is not that.
+
+    Some gradients are missing, some outputs are not made, or some of it is made in slices.
+    """
+    if not (capture.missing or capture.program.deferred or capture.has_other_ops):
+        return None
+    graph = capture.without_alternatives().variant(frozenset()).graph
+    return measure_option(graph, store_all(graph)).kept_bytes

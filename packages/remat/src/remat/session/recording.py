@@ -9,15 +9,14 @@ import itertools
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from remat_graph import Graph
 from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
-from remat_solvers.step import RegionOption, TimeStep, incoming_bytes
+from remat_solvers.step import RegionOption, TimeStep
 
 __all__ = [
     "Recorded",
@@ -34,21 +33,24 @@ _YOUNG = 1  # generations of what is collected before the others
 
 @dataclass(frozen=True, slots=True)
 class RecordedCall:
-    """A call of a region in a recorded step: its graph, and the option that it ran by.
+    """A call of a region in a recorded step, and the option that it ran by.
 
+    The gradients that came in before its backward have `incoming_bytes`.
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
     the sizes of gradients that were there before, by parameter: in a step without them they are
     new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
-    not hold between its halves, by value; all that are no parameters take `given_bytes`.
+    not hold between its halves, by value; all that are no parameters take `given_bytes`. The kind
+    is `held` as long as the record is.
     """
 
     kind: int
-    graph: Graph
+    incoming_bytes: int
     option: RegionOption
     lean: RegionOption
     present: dict[int, int]
     released_outputs: dict[str, int]
     given_bytes: int
+    held: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ class Recorded:
     between its halves: by value, what the code between the regions could let go of. A record is
     `provisional` if later steps may take less, since regions were planned, so that what code makes
     when it first runs counts, or tensors were copied that may not change. `certain` are moments
-    that hold for any schedules of the calls, of which a bound is made.
+    that hold for any schedules of the calls, of which a bound is made. The kinds are `held`, so
+    that their numbers stay known.
     """
 
     pattern: tuple[int, ...]
@@ -71,6 +74,7 @@ class Recorded:
     released_outputs: tuple[dict[str, int], ...]
     provisional: bool
     certain: tuple[TimeStep, ...] = ()
+    held: tuple[object, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(
@@ -90,6 +94,7 @@ class Recorded:
             tuple(call.released_outputs for call in calls),
             provisional,
             tuple(_moments_of(calls, marks, certain=True)),
+            tuple(call.held for call in calls),
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:
@@ -317,7 +322,7 @@ def _moments_of(
             live[call] = option
         elif kind == "backward" and call in live:
             option = live.pop(call)
-            held = before.held_bytes - option.kept_bytes - incoming_bytes(calls[call].graph)
+            held = before.held_bytes - option.kept_bytes - calls[call].incoming_bytes
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield from moments(held, more, (call, "backward"))
         else:

@@ -32,8 +32,9 @@ from remat.session.deferring import (
 )
 from remat.session.earlier_plans import has_room, have_same_costs, is_equal, with_kin
 from remat.session.kind_finder import KindFinder
-from remat.session.kinds import CapturedRegion, RegionKind
+from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, may_leave
+from remat.session.near_kinds import Kinds
 from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
 from remat.session.step import StepState
@@ -70,7 +71,7 @@ class RegionPlanner:
     """
 
     def __init__(
-        self, settings: Settings, auto: AutoBudget, kinds: list[RegionKind], breaks: list[str]
+        self, settings: Settings, auto: AutoBudget, kinds: Kinds, breaks: list[str]
     ) -> None:
         self.settings, self.auto = settings, auto
         self._kinds, self._breaks = kinds, breaks

@@ -15,6 +15,7 @@ from remat.planning.ranks import has_other_ranks
 from remat.planning.region_slices import in_groups, may_have_groups
 from remat.planning.settings import Settings
 from remat.planning.solving import have_same_ops
+from remat.session.near_kinds import Kinds
 from remat_graph.torch import (
     CallSizes,
     Capture,
@@ -27,7 +28,6 @@ from remat_graph.torch import (
 )
 
 if TYPE_CHECKING:
-    from remat.session.kinds import RegionKind
     from remat.session.planned_patterns import PlannedPattern
     from remat.session.region import Region
     from remat.session.step import StepState
@@ -44,7 +44,7 @@ _MOST_TIMES = 8  # that kernels besides are compiled before a plan
 class _Before:
     """What steps were planned by."""
 
-    kinds: list[RegionKind]
+    kinds: Kinds
     patterns: list[PlannedPattern]
     set_aside: int
     plans: dict[Region, dict[Any, Any]]
@@ -161,7 +161,7 @@ class StepKernels:
         logger.info("the kernels of %d regions are compiled: planning by them", len(self._ready))
         plans = {region: dict(region.shared) for region in regions}
         self._before = _Before(
-            step.planner.exchange_kinds([]),
+            step.planner.exchange_kinds(Kinds()),
             step.patterns.exchange([]),
             step.planner.set_aside,
             plans,

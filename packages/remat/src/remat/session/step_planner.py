@@ -27,6 +27,7 @@ from remat.session.choosing import (
     peak_by,
 )
 from remat.session.kinds import CapturedRegion, RegionKind
+from remat.session.near_kinds import Kinds
 from remat.session.planned_patterns import PlannedPattern
 from remat.session.recording import Recorded
 from remat_exec import BudgetExceeded
@@ -62,7 +63,7 @@ class StepPlanner:
     auto: AutoBudget
     on_plan: Callable[[Any], None]
     cuts: Mapping[str, frozenset[int]]
-    kinds: list[RegionKind] = field(default_factory=list)
+    kinds: Kinds = field(default_factory=Kinds)
     breaks: list[str] = field(default_factory=list)
     set_aside: int = 0
     room: int | None = None
@@ -70,10 +71,9 @@ class StepPlanner:
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
     _in_slices: dict[tuple[int, ...], int] = field(default_factory=dict)
 
-    def exchange_kinds(self, kinds: Sequence[RegionKind]) -> list[RegionKind]:
+    def exchange_kinds(self, kinds: Kinds) -> Kinds:
         """Have other kinds than these, and give these."""
-        before = list(self.kinds)
-        self.kinds[:] = kinds
+        before = self.kinds.exchange(kinds)
         self._needed.clear()
         self._in_slices.clear()
         return before
@@ -166,7 +166,7 @@ class StepPlanner:
         """Whether a step may be within the budget: one call by this plan is, as far as is known."""
         if self.is_unknown or not isinstance(plan, CapturedRegion):
             return True
-        options = self.kinds[plan.kind].front.options
+        options = self.kinds[plan.kind].options
         return min(option.peak_bytes for option in options) <= self.budget((plan.kind,))
 
     def _named(self, error: BudgetTooSmall) -> int:

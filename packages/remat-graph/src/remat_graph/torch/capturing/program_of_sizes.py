@@ -233,6 +233,10 @@ class ProgramOfSizes:
             if any(isinstance(self._numbers[slot.index], float) for slot in slots_in(arguments))
         ).union(op for op, call in self._program.calls.items() if call.target in _DECIDED)
 
+    def sizes_in(self, numbers: Numbers) -> tuple[Any, ...]:
+        """Pick those of the numbers of a call that all that is known of variables depends on."""
+        return tuple(numbers[at] for at in self._of_facts)
+
     def have_same_sizes(self, numbers: Numbers, others: Numbers) -> bool:
         """Whether all that is known of variables is the same for two calls."""
         return all(numbers[at] == others[at] for at in self._of_facts)

@@ -45,6 +45,22 @@ class SizedWays(LateCapture):
         assert self.region is not None
         return self.region.joint.numbers(self.symbols)
 
+    def is_of_trace(self, other: object) -> bool:
+        """Whether another is of the same trace, and for the same backward: in these slices, too."""
+        return isinstance(other, SizedWays) and other.way_of_trace == self.way_of_trace
+
+    @functools.cached_property
+    def way_of_trace(self) -> Hashable:
+        """What names the trace, and what else all its sizes have in common."""
+        program = self.program
+        return self.region, self.missing, self.sliced, program.deferred, program.leaving
+
+    @functools.cached_property
+    def sizes_of_trace(self) -> Hashable:
+        """What names the sizes of its tensors, among captures of the trace; `None` if unknown."""
+        of_sizes = None if self.region is None else self.region.program_of_sizes(self._uncut)
+        return None if of_sizes is None else of_sizes.sizes_in(self._numbers)
+
     def _written_for(self, plain: Self) -> Self | None:
         """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
 

@@ -25,7 +25,11 @@ from remat_graph.torch.capturing.choice_of_sizes import ChoiceOfSizes
 from remat_graph.torch.capturing.groups_of_sizes import GroupsOfTrace
 from remat_graph.torch.capturing.program_of_sizes import NotOfSizes, ProgramOfSizes
 from remat_graph.torch.capturing.sized_ways import SizedWays
-from remat_graph.torch.cost.other_sizes import graph_costed_like, loss_in_proportion
+from remat_graph.torch.cost.other_sizes import (
+    graph_costed_like,
+    loss_in_proportion,
+    op_costs_like,
+)
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.program import Program
@@ -239,16 +243,6 @@ class SizedCapture(SizedWays):
         sizes = () if self.region is None else self.region.symbols.sizes
         return max((symbols[name] / self.symbols[name] for name in sizes), default=1.0)
 
-    def is_of_trace(self, other: Capture) -> bool:
-        """Whether another is of the same trace, and for the same backward: in these slices, too."""
-        return (
-            isinstance(other, SizedCapture)
-            and other.region is self.region
-            and (other.missing, other.sliced) == (self.missing, self.sliced)
-            and other.program.deferred == self.program.deferred
-            and other.leaving_gradients == self.leaving_gradients
-        )
-
     def nearest(self, others: Sequence[SizedCapture]) -> SizedCapture | None:
         """Find that of these of which operators take in proportion, the nearest of the same trace.
 
@@ -268,13 +262,18 @@ class SizedCapture(SizedWays):
             graph_costed_like, other.graph, other.program, self.program, self.loss
         )
         same = self._later(
-            make,
-            _costs=other._costs,
-            _measured=other._measured,
-            released_outputs=frozenset(),
+            make, _costs=other._costs, _measured=other._measured, released_outputs=frozenset(),
             _variants={},
-        )
+        )  # fmt: skip
         return same.with_released_outputs(self.released_outputs)
+
+    def op_costs_like(self, other: SizedCapture, graph: Graph) -> tuple[list[float], list[int]]:
+        """Give the seconds and the workspace of each op of a graph, scaled as `at` does.
+
+        That is what they are in the graph of this capture, which is not made. `graph` has the ops
+        of that.
+        """
+        return op_costs_like(other.graph, other.program, self.program, self.loss, graph)
 
     def _for(self, symbols: Mapping[str, Any]) -> SizedCapture | None:
         region = self.region

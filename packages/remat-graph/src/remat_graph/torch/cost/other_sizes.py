@@ -15,15 +15,40 @@ from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.slices.placement import WHOLE, Sliced
 from remat_graph.torch.ways.slicing import run_in_slices
 
-__all__ = ["graph_costed_like", "loss_in_proportion"]
+__all__ = ["graph_costed_like", "loss_in_proportion", "op_costs_like"]
 
 
 def graph_costed_like(graph: Graph, of: Program, program: Program, loss: LossCost) -> Graph:
     """Make the graph of a program, with what its ops take in that of one of other sizes."""
-    costs = {op: _scaled(graph, of, program, op) for op in program.calls}
-    with_runs_again(program, costs)
+    costs = _costs_like(graph, of, program)
     times = {op: cost.time for op, cost in costs.items()}
     return program.graph(times, {op: cost.workspace_bytes for op, cost in costs.items()}, loss)
+
+
+def op_costs_like(
+    graph: Graph, of: Program, program: Program, loss: LossCost, wanted: Graph
+) -> tuple[list[float], list[int]]:
+    """Give the seconds and the workspace of each op that such a graph would have.
+
+    `wanted` has these ops, in their order.
+    """
+    costs, none = _costs_like(graph, of, program), Cost(0.0, 0)
+    times = [costs.get(op.name, none).time for op in wanted.ops]
+    workspaces = [
+        costs.get(op.name, none).workspace_bytes
+        + state_bytes(program.calls.get(op.name), program.device)
+        for op in wanted.ops
+    ]
+    if wanted.boundary is not None:
+        workspaces[wanted.boundary_index] = loss.workspace_bytes
+    return times, workspaces
+
+
+def _costs_like(graph: Graph, of: Program, program: Program) -> dict[str, Cost]:
+    """Find what the ops of a program take, by the graph of one of other sizes."""
+    costs = {op: _scaled(graph, of, program, op) for op in program.calls}
+    with_runs_again(program, costs)
+    return costs
 
 
 def _scaled(graph: Graph, of: Program, program: Program, name: str) -> Cost:
