@@ -393,24 +393,25 @@ import sys, torch, remat
 sys.path.insert(0, {folder!r})
 from test_asked_gradients import *
 torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))  # another frame comes first
-model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
-if {compiled!r}:
-    options = {{"plan": {path!r}, "costs": "estimate"}}
-    loaded = torch.compile(model, backend="remat", options=options)
-else:
-    loaded = remat.rematerialize(model, (x,), plan={path!r}, costs="estimate")
-    before = loaded.plan
-for ask in (by_hook, by_asking_for_others, by_none, by_retaining):
-    assert_eagers(loaded, model, x, ask)
+for way, path in {paths!r}.items():
+    model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
+    if way == "compiled":
+        options = {{"plan": path, "costs": "estimate"}}
+        loaded = torch.compile(model, backend="remat", options=options)
+    else:
+        loaded = remat.rematerialize(model, (x,), plan=path, costs="estimate")
+    for ask in (by_hook, by_asking_for_others, by_none, by_retaining):
+        assert_eagers(loaded, model, x, ask)
 """
 
 
-@pytest.mark.parametrize("way", [rematerialized, compiled])
-def test_so_it_is_in_a_new_process(way, tmp_path):
-    path = str(tmp_path / "plan.json")
-    saved(path, "whole", torch.randn(4, 6).double(), way)
+def test_so_it_is_in_a_new_process(tmp_path):
+    paths = {}
+    for way in (rematerialized, compiled):
+        paths[way.__name__] = path = str(tmp_path / f"{way.__name__}.json")
+        saved(path, "whole", torch.randn(4, 6).double(), way)
     folder = str(__file__).rpartition("/")[0]
-    code = IN_A_NEW_PROCESS.format(folder=folder, path=path, compiled=way is compiled)
+    code = IN_A_NEW_PROCESS.format(folder=folder, paths=paths)
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
 
 
