@@ -15,7 +15,7 @@ import remat
 from remat.session import near_kinds, region
 from remat.session.near_kinds import NearKind
 from remat_exec import measure_peak
-from remat_graph.torch import Program
+from remat_graph.torch import Program, SizedRegion
 from remat_solvers.step import measure_option
 
 
@@ -77,7 +77,13 @@ def test_no_graph_is_made_for_a_size_that_is_near(
     assert not graphs
 
 
-@pytest.mark.usefixtures("trained")
+@pytest.fixture(params=["read off", "through all passes"])
+def _by_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "through all passes":
+        monkeypatch.setattr(SizedRegion, "program_of_sizes", lambda *_: None)
+
+
+@pytest.mark.usefixtures("_by_way", "trained")
 def test_what_is_weighed_is_what_the_simulator_says() -> None:
     kinds = near_kinds_there()
     assert len(kinds) >= 6

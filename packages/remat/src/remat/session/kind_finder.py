@@ -123,7 +123,7 @@ class KindFinder:
         near = next(each for each in known if each.capture is nearest)
         whole, call = capture.costed_like(nearest), CallSizes(capture.symbols, capture.leaves)
         program = near.program.at(call) if near.has_other_ops else whole
-        if program is None:
+        if program is None or program.program.overwrites != near.program.program.overwrites:
             return None
         number = self.kinds.of_sizes(sizes_of(capture))
         if number is None:
@@ -171,7 +171,10 @@ class KindFinder:
         if len(alike) >= _SIZES:
             all_bytes = _bytes(graph)
             near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
-            front = front_from_schedules(graph, near.footprints)
+            overwrites = [op.overwrites for op in graph.ops]
+            known = [op.overwrites for op in near.front.graph.ops] == overwrites
+            schedules = [option.schedule for option in near.front.options]
+            front = front_from_schedules(graph, near.footprints if known else schedules)
             return RegionKind(
                 name, front, capture.missing, family, plain_bytes=plain_bytes(capture)
             )

@@ -57,9 +57,12 @@ class SizedWays(LateCapture):
 
     @functools.cached_property
     def sizes_of_trace(self) -> Hashable:
-        """What names the sizes of its tensors, among captures of the trace; `None` if unknown."""
+        """What names the sizes of its tensors, among captures of the trace.
+
+        Where nothing shows which of its numbers are sizes, these are all.
+        """
         of_sizes = None if self.region is None else self.region.program_of_sizes(self._uncut)
-        return None if of_sizes is None else of_sizes.sizes_in(self._numbers)
+        return tuple(self._numbers) if of_sizes is None else of_sizes.sizes_in(self._numbers)
 
     def _written_for(self, plain: Self) -> Self | None:
         """Write the program of other sizes in the ways of this one; `None` if they do not allow it.
