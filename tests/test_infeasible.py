@@ -10,6 +10,8 @@ from torch import nn
 
 import remat
 from remat.planning import solving
+from remat.planning.infeasible import warn_infeasible
+from remat_graph import Status
 
 
 class Layer(nn.Module):
@@ -128,3 +130,10 @@ def test_what_a_refusal_says_besides_is_looked_for_briefly(limit, monkeypatch):
     assert asked == limit
     assert len(besides) == 2
     assert all(each == (limit or 5) for each in besides)
+
+
+def test_the_warning_says_what_would_help():
+    error = remat.BudgetTooSmall(1, 2, 0, None, Status.LIMIT)
+    error.add_note("With outputs='loss' less is enough.")
+    with pytest.warns(remat.BudgetWarning, match="\nWith outputs='loss' less is enough"):
+        warn_infeasible("a call", error)

@@ -48,9 +48,13 @@ def check_on_infeasible(on_infeasible: object) -> None:
 
 
 def warn_infeasible(what: str, error: RematError) -> NotPlanned:
-    """Warn that something runs without a plan, over the budget, and why; give what says so."""
+    """Warn that something runs without a plan, over the budget, why, and what would help.
+
+    What is given says so, too.
+    """
     will = "will" if isinstance(error, (BudgetTooSmall, BudgetExceeded)) else "may"
-    text = f"{what} runs without a plan, and {will} take more than the budget: {error}"
+    reason = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    text = f"{what} runs without a plan, and {will} take more than the budget: {reason}"
     warnings.warn(text, BudgetWarning, stacklevel=2)
     return NotPlanned(text)
 
