@@ -15,7 +15,7 @@ import remat
 from remat.session import near_kinds, region
 from remat.session.near_kinds import NearKind
 from remat_exec import measure_peak
-from remat_graph.torch import Program, SizedRegion
+from remat_graph.torch import Program, SizedCapture, SizedRegion
 from remat_solvers.step import measure_option
 
 
@@ -108,3 +108,26 @@ def test_of_sizes_without_end_few_kinds_are_kept(
     for rows in (draw.randint(64, 120) for _ in range(40)):
         assert all(map(torch.equal, step(run, rows), step(eager, rows))), rows
     assert len(near_kinds_there()) <= 48
+
+
+def test_a_size_that_comes_again_runs_as_before(
+    monkeypatch: pytest.MonkeyPatch, trained: tuple[nn.Module, nn.Module, list[int]]
+) -> None:
+    """Also where another size that was measured since is nearer: its program may be another."""
+    run, eager, _ = trained
+    before = {kind.number: kind.near.capture for kind in near_kinds_there()}
+    for item in [item for item in gc.get_objects() if isinstance(item, region.Region)]:
+        item.shared.clear()
+    asked: list[Any] = []
+    costed = SizedCapture.costed_like
+
+    def noted(capture: SizedCapture, other: SizedCapture) -> SizedCapture:
+        asked.append(other)
+        return costed(capture, other)
+
+    monkeypatch.setattr(SizedCapture, "costed_like", noted)
+    monkeypatch.setattr(SizedCapture, "nearest", lambda _, others: others[0])
+    for rows in (96, 76, 88, 92, 81, 99, 73, 85, 71, 97):
+        assert all(map(torch.equal, step(run, rows), step(eager, rows))), rows
+    assert {kind.number for kind in near_kinds_there()} == before.keys()
+    assert {id(other) for other in asked} == {id(other) for other in before.values()}

@@ -20,7 +20,7 @@ from remat.planning.region_slices import (
 )
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
-from remat.session.kinds import RegionKind, plain_bytes
+from remat.session.kinds import RegionKind, deferred_by, plain_bytes
 from remat.session.near_kinds import Kinds, NearKind, OtherSizes, sizes_of
 from remat.session.step_kernels import StepKernels
 from remat_graph import Graph, Numerics, simulate
@@ -98,7 +98,7 @@ class KindFinder:
             )
         kind = replace(
             kind, find_in_slices=self._finding_slices(capture), least_bytes=least,
-            deferred=_deferred(program),
+            deferred=deferred_by(program),
         )  # fmt: skip
         number = self.kinds.add(kind)
         if isinstance(capture, SizedCapture):
@@ -115,19 +115,21 @@ class KindFinder:
         Its costs are in proportion: nothing is measured, compiled or solved. `None` if no size is
         near, or ops may need too much in a program that was chosen for a smaller one.
         """
-        known = [each for each in self.kinds.measured if each.capture.is_of_trace(capture)]
-        captures = [each.capture for each in known]
-        nearest = capture.nearest(captures) if len(known) >= _SIZES else None
-        if nearest is None:
+        measured = [each for each in self.kinds.measured if each.capture.is_of_trace(capture)]
+        if len(measured) < _SIZES:
             return None
-        near = next(each for each in known if each.capture is nearest)
-        whole, call = capture.costed_like(nearest), CallSizes(capture.symbols, capture.leaves)
+        number, near = self.kinds.of_sizes(sizes_of(capture)) or (None, None)
+        if near is None:
+            nearest = capture.nearest([each.capture for each in measured])
+            near = next((each for each in measured if each.capture is nearest), None)
+        if near is None:
+            return None
+        whole, call = capture.costed_like(near.capture), CallSizes(capture.symbols, capture.leaves)
         program = near.program.at(call) if near.has_other_ops else whole
         if program is None or program.program.overwrites != near.program.program.overwrites:
             return None
-        number = self.kinds.of_sizes(sizes_of(capture))
         if number is None:
-            is_larger = near.has_other_ops and nearest.ratio(call) > 1.0
+            is_larger = near.has_other_ops and near.capture.ratio(call) > 1.0
             if is_larger and budget is not None and not has_room(program, budget):
                 return None
             kind = NearKind(name, near, whole, program, self._finding_slices(whole))
@@ -209,7 +211,7 @@ class KindFinder:
                     sliced=program.sliced,
                     unfused=program.unfused,
                     least_bytes=0 if program.has_other_ops else None,
-                    deferred=_deferred(program),
+                    deferred=deferred_by(program),
                 )
                 return number, program
         if position is not None:
@@ -219,9 +221,3 @@ class KindFinder:
 
 def _bytes(graph: Graph) -> int:
     return max(1, sum(value.size_bytes for value in graph.values))
-
-
-def _deferred(program: Capture) -> tuple[tuple[int, int], ...]:
-    """List the outputs that a program does not make, and their bytes."""
-    positions = sorted(program.program.deferred)
-    return tuple((each, program.deferred_bytes(frozenset({each}))) for each in positions)

@@ -18,7 +18,7 @@ from remat_graph.torch import AllocationRecorder, Capture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, RegionOption, incoming_bytes, measure_option
 
-__all__ = ["CapturedRegion", "RegionKind", "plain_bytes"]
+__all__ = ["CapturedRegion", "RegionKind", "deferred_by", "plain_bytes"]
 
 
 class CapturedRegion:
@@ -257,3 +257,9 @@ def plain_bytes(capture: Capture) -> int | None:
         return None
     graph = capture.without_alternatives().variant(frozenset()).graph
     return measure_option(graph, store_all(graph)).kept_bytes
+
+
+def deferred_by(program: Capture) -> tuple[tuple[int, int], ...]:
+    """List the outputs that a program does not make, and their bytes."""
+    positions = sorted(program.program.deferred)
+    return tuple((each, program.deferred_bytes(frozenset({each}))) for each in positions)

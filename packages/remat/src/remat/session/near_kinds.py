@@ -15,7 +15,7 @@ from typing import Any
 
 from remat.planning.region_slices import alone
 from remat.session.changes import Exposed
-from remat.session.kinds import RegionKind, plain_bytes
+from remat.session.kinds import RegionKind, deferred_by, plain_bytes
 from remat_exec import Ability, Executor, Runnable, abilities_of
 from remat_graph import Footprint, Graph, Schedule, leaves
 from remat_graph.torch import Capture, SizedCapture
@@ -82,9 +82,10 @@ class NearKind(RegionKind):
     ) -> None:
         kind = near.kind
         self.name, self.number = name, -1
-        self._near, self._capture, self._program = near, capture, program
+        self.near, self._capture, self._program = near, capture, program
         self.missing, self.family = kind.missing, kind.family
-        self.sliced, self.unfused, self.deferred = kind.sliced, kind.unfused, kind.deferred
+        self.sliced, self.unfused = kind.sliced, kind.unfused
+        self.deferred = deferred_by(program) if kind.deferred else ()
         self.least_bytes = 0 if near.has_other_ops else None
         self.find_in_slices = find_in_slices
         self._lean, self._alike, self._read = {}, {}, {}
@@ -92,38 +93,38 @@ class NearKind(RegionKind):
     @functools.cached_property
     def front(self) -> RegionFront:  # type: ignore[override]
         """Its options with what is proved of its graph."""
-        return front_from_schedules(alone(self._program).graph, self._near.kind.footprints)
+        return front_from_schedules(alone(self._program).graph, self.near.kind.footprints)
 
     @functools.cached_property
     def whole(self) -> Graph | None:  # type: ignore[override]
         """The graph without slices and groups, if it runs as another."""
-        return self._capture.graph if self._near.has_other_ops else None
+        return self._capture.graph if self.near.has_other_ops else None
 
     @functools.cached_property
     def _figures(self) -> tuple[list[int], list[int], list[float]]:
         """The bytes of its values, and the workspaces in bytes and the seconds of its ops."""
-        near = self._near
+        near = self.near
         graph = near.kind.front.graph
         times, workspaces = self._program.op_costs_like(near.program, graph)
         return self._program.sizes_of(graph), workspaces, times
 
     def _weighed(self, footprints: Sequence[Footprint]) -> list[RegionOption]:
-        return weigh_options(self._near.kind.front.graph, footprints, *self._figures)
+        return weigh_options(self.near.kind.front.graph, footprints, *self._figures)
 
     @functools.cached_property
     def options(self) -> Sequence[RegionOption]:
         """The schedules of the other, for these sizes."""
-        return self._weighed(self._near.kind.footprints)
+        return self._weighed(self.near.kind.footprints)
 
     @functools.cached_property
     def everything(self) -> RegionOption:
         """What it costs to store everything."""
-        return self._measured(self._near.kind.everything.schedule)
+        return self._measured(self.near.kind.everything.schedule)
 
     @functools.cached_property
     def plain_bytes(self) -> int | None:  # type: ignore[override]
         """What plain autograd keeps, where that is not what storing everything does."""
-        near = self._near
+        near = self.near
         if near.kind.plain_bytes is None or self.missing or self.deferred:
             return plain_bytes(self._program)
         graph, footprint = near.as_traced
@@ -134,17 +135,17 @@ class NearKind(RegionKind):
     @property
     def incoming_bytes(self) -> int:
         """The bytes of the gradients that come in between the halves."""
-        graph = self._near.kind.front.graph
+        graph = self.near.kind.front.graph
         made = set(graph.ops[graph.boundary_index].outputs)
         pairs = zip(graph.values, self._figures[0], strict=True)
         return sum(size for value, size in pairs if value.name in made)
 
     def _measured(self, schedule: Schedule) -> RegionOption:
-        return self._weighed([self._near.footprint(schedule)])[0]
+        return self._weighed([self.near.footprint(schedule)])[0]
 
     def exposed(self, capture: Capture) -> Exposed:
         """Find what a capture of this kind has exposed, once for all sizes of a trace."""
-        near = self._near
+        near = self.near
         if not near.program.is_of_trace(capture):  # an equal region elsewhere
             return Exposed.of(capture)
         if near.exposed is None:
@@ -157,7 +158,7 @@ class NearKind(RegionKind):
         """Give what runs an option, by the code of another size where that is for all."""
         if Ability.RUNS_OTHER_SIZES not in abilities_of(executor):
             return executor(capture, option.schedule, low_memory_plan=lean)
-        known, key = self._near.runnables, (id(option.schedule), lean is None)
+        known, key = self.near.runnables, (id(option.schedule), lean is None)
         runnable: Runnable | None = None
         if key in known:
             runnable = known[key][1].at(capture, option.peak_bytes, low_memory_plan=lean)
@@ -168,7 +169,7 @@ class NearKind(RegionKind):
 
     def inputs_read(self, schedule: Schedule) -> frozenset[str]:
         """Find the inputs that the backward of a schedule reads, whatever their sizes."""
-        return self._near.kind.inputs_read(schedule)
+        return self.near.kind.inputs_read(schedule)
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind: one of other traces has its own."""
@@ -227,13 +228,13 @@ class Kinds:
         self._last.append(kind)
         self._next += 1
 
-    def of_sizes(self, sizes: Hashable) -> int | None:
-        """Find the number of the one of these sizes."""
+    def of_sizes(self, sizes: Hashable) -> tuple[int, OtherSizes] | None:
+        """Find the number of the one of these sizes, and by what it runs."""
         near = self._by_sizes.get(sizes)
         if near is not None:
-            return near.number
-        same = (each.number for each in self.measured if sizes_of(each.capture) == sizes)
-        return next(same, None)
+            return near.number, near.near
+        same = (each for each in self.measured if sizes_of(each.capture) == sizes)
+        return next(((each.number, each) for each in same), None)
 
     def exchange(self, others: Kinds) -> Kinds:
         """Have other kinds than these, and give these."""
