@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -17,7 +18,7 @@ from remat.session.kind_finder import KindFinder
 from remat_exec import measure_peak
 from remat_graph.torch import Capture
 from remat_graph.torch.capturing import captures, groups_of_sizes, ways
-from remat_graph.torch.fusing import compiling
+from remat_graph.torch.fusing import compiling, missing
 from remat_graph.torch.fusing.kernel import Kernel
 
 _WIDTH = 8
@@ -84,6 +85,7 @@ class Steps:
                 super().__init__(kernels)
                 steps.started.append(len(kernels))
 
+        monkeypatch.setattr(missing, "_compiled", Counter())  # by other tests of this process
         monkeypatch.setattr(KindFinder, "find", found)
         monkeypatch.setattr(compiling, "_compiled", noted)
         monkeypatch.setattr(step_kernels, "Compilation", Counted)
