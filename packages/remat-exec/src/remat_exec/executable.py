@@ -69,12 +69,9 @@ class Executable:
         self.recipes = tuple(Recipe.of(whole, position) for position in deferred)
         self._noted = frozenset().union(*(recipe.draws for recipe in self.recipes))
         self.code = generate(
-            self.capture.program,
-            self.capture.graph,
-            self.schedule,
-            save_all=bool(missing) or self.low_memory_plan is not None,
-            noted=self._noted,
-        )
+            self.capture.program, self.capture.graph, self.schedule,
+            save_all=bool(missing) or self.low_memory_plan is not None, noted=self._noted,
+        )  # fmt: skip
         self.keeps_values_for_other_backwards = bool(missing)
         if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
             self.low_memory_plan = None
@@ -97,12 +94,9 @@ class Executable:
         self._variants[missing, None, _NONE] = planned_one
 
     def at(
-        self,
-        capture: Capture,
-        peak_bytes: int,
-        budget_bytes: int | None = None,
+        self, capture: Capture, peak_bytes: int, budget_bytes: int | None = None,
         low_memory_plan: Executable | None = None,
-    ) -> Executable | None:
+    ) -> Executable | None:  # fmt: skip
         """Give the same plan for other sizes, by the same code; `None` if that is of its own.
 
         One with a `low_memory_plan` has that of those sizes, which is given.
@@ -345,15 +339,10 @@ class Executable:
         if autocast is not None and not lowered_bytes(self.capture.program, autocast):
             return self.variant(missing, None, unwanted)
         code = generate(
-            self.capture.program,
-            self.capture.graph,
-            self.schedule,
-            save_all=self.keeps_values_for_other_backwards,
-            missing=missing,
-            unwanted=unwanted,
-            autocast=autocast,
-            noted=self._noted,
-        )
+            self.capture.program, self.capture.graph, self.schedule,
+            save_all=self.keeps_values_for_other_backwards, missing=missing, unwanted=unwanted,
+            autocast=autocast, noted=self._noted,
+        )  # fmt: skip
         if autocast is not None:
             self._check(
                 code.peak_bytes,
@@ -377,11 +366,8 @@ class Executable:
             other.program,
             other.graph,
             backward_from(other.graph, self.schedule, self.capture.graph.value_by_name),
-            save_all=True,
-            missing=missing,
-            unwanted=unwanted,
-            autocast=autocast,
-        )
+            save_all=True, missing=missing, unwanted=unwanted, autocast=autocast,
+        )  # fmt: skip
         there = {*self.code.saved, *_available_at_start(other.program)}
         lacking = [name for name in code.saved if name not in there]
         if lacking:  # of what the user was handed nothing is kept that the plan does not read
