@@ -20,7 +20,7 @@ from remat_solvers.step import measure_option
 
 
 class Layers(nn.Module):
-    """Two regions; what is between them is a dictionary, and a dropout draws in the second."""
+    """Two regions; a dropout draws in the second."""
 
     def __init__(self) -> None:
         super().__init__()
