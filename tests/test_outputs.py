@@ -171,6 +171,22 @@ def test_where_no_plan_fits_otherwise_they_are_not_made_from_the_start(plain, ca
     assert made.plan.kinds[0].deferred
 
 
+def test_bit_by_bit_they_are_not_made_either_where_no_plan_fits_otherwise(plain):
+    model, ids, logits, gradients, peak_bytes = plain
+    released = peak_bytes - logits.nbytes  # a plain step that holds the loss alone takes no more
+    made = remat.rematerialize(copy.deepcopy(model), ids, budget=released, limit_seconds=0.1)
+    for _ in range(2):  # and once more though it was read
+        output = steps_within(made, ids, released, 1)
+        for parameter, gradient in zip(made.parameters(), gradients, strict=True):
+            assert torch.equal(parameter.grad, gradient)
+        assert isinstance(output.logits, DeferredTensor)
+        assert torch.equal(output.logits, logits)
+    made = remat.rematerialize(copy.deepcopy(model), ids, budget=1.0, limit_seconds=0.1)
+    output = trained(made, ids)
+    assert made.plan.budget_bytes < peak_bytes
+    assert torch.equal(output.logits, logits)
+
+
 def test_reading_between_the_halves_over_the_budget_is_told(plain):
     model, ids, logits, gradients, peak_bytes = plain
     made = remat.rematerialize(

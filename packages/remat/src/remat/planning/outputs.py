@@ -12,6 +12,7 @@ import torch
 
 from remat.errors import RematError
 from remat.report.words import mib
+from remat_exec import Ability, Executor, abilities_of
 from remat_graph import Graph, Numerics, Solution
 from remat_graph.torch import Capture, Output, Program, Structure, flatten
 from remat_solvers import BudgetTooSmall
@@ -19,6 +20,7 @@ from remat_solvers import BudgetTooSmall
 __all__ = [
     "Outputs",
     "are_learned",
+    "are_optional",
     "leaves_named",
     "not_named",
     "not_named_of_region",
@@ -50,6 +52,11 @@ def read_outputs(outputs: Outputs | None) -> tuple[str | int, ...] | None:
             f"a position, or a list of these, such as outputs='loss' or outputs=[0, 2]"
         )
     return named  # type: ignore[return-value]
+
+
+def are_optional(named: tuple[str | int, ...] | None, executor: Executor) -> bool:
+    """Whether a plan may leave out outputs: where none is named, and they can be made when read."""
+    return named is None and Ability.DEFERS_OUTPUTS in abilities_of(executor)
 
 
 def are_learned(named: tuple[str | int, ...] | None, numerics: Numerics | None) -> bool:

@@ -13,7 +13,7 @@ from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
 from remat.planning.kernels import why_no_groups
 from remat.planning.one_region import readable_plan
-from remat.planning.outputs import are_learned, note_what_loss_reads, note_what_outputs_take
+from remat.planning.outputs import are_optional, note_what_loss_reads, note_what_outputs_take
 from remat.planning.ranks import with_schedule_of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs, whole_programs
@@ -169,8 +169,8 @@ class Task:
         brief = _BRIEF_SECONDS if limit is None else min(limit, _BRIEF_SECONDS)
         if self.settings.numerics is None:
             note_what_slices_reach(refused, offered, self._solve_for(target, brief))
-        named, numerics = self.settings.outputs, self.settings.numerics
-        if not (self.is_run and are_learned(named, numerics)):  # else it is tried without them
+        named, executor = self.settings.outputs, get_executor(self.settings.executor)
+        if not (self.is_run and are_optional(named, executor)):  # else it is tried without them
             note_what_outputs_take(refused, offered, named, self._solve_for(target, brief))
         note_what_loss_reads(refused, offered)
         return refused

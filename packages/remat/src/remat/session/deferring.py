@@ -1,8 +1,8 @@
 """Which outputs of a region its steps make: those that are named, or else those that were read.
 
-Without names all are made at first, and watched. Those that no step has read by the time that its
-backward begins are not made from then on, unless there is room for all and it would be slower;
-where no plan fits otherwise, none beside the loss is made.
+Without names all are made at first; where no plan fits so, none beside the loss is made. Where
+steps say what is read, they are watched: those that no step has read by the time that its backward
+begins are not made from then on, unless there is room for all and it would be slower.
 
 Of several regions, the first step has ordinary tensors, of which it is seen by their memory whether
 later regions read them, and whether the model returns them under a name. Only what no region reads
@@ -23,6 +23,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.planning.outputs import (
     are_learned,
+    are_optional,
     leaves_named,
     not_named_of_region,
     with_named_outputs,
@@ -64,8 +65,8 @@ def with_outputs(
 ) -> Iterator[Capture]:
     """Give a capture in which the outputs that are named, or were read, are made; and some, else.
 
-    Where steps say which are read, another follows, to be planned if the first does not fit, in
-    which none is made that need not be. `rebuilt` gives what the function returns, if its region
+    Where none is named, another follows, to be planned if the first does not fit, in which none is
+    made that need not be. `rebuilt` gives what the function returns, if its region
     returns this.
 
     Raises:
@@ -78,12 +79,10 @@ def with_outputs(
         else:
             yield captured.with_deferred_outputs(others & captured.deferrable)
         return
-    if not learns_outputs(settings):
-        yield captured
-        return
-    deferred = captured.deferrable & (region.unread or frozenset())
+    unread = region.unread or frozenset()
+    deferred = captured.deferrable & unread if unread else unread
     yield captured.with_deferred_outputs(deferred)
-    if settings.region_plan is None and captured.deferrable > deferred:
+    if settings.region_plan is None and _are_optional(settings) and captured.deferrable > deferred:
         yield captured.with_deferred_outputs(captured.deferrable)
 
 
@@ -99,12 +98,13 @@ def note_deferred(
 
     By then it may be another, which makes outputs that nobody reads, if `plan` finds that faster.
     """
-    if not learns_outputs(settings):
+    if not _are_optional(settings):
         return planned
     planned = _with_outputs_if_faster(settings, captured, planned, inputs, plan)
     deferred = planned.capture.program.deferred
     if region.unread is None and not deferred:
-        return replace(planned, watched=captured.deferrable)
+        learns = learns_outputs(settings)
+        return replace(planned, watched=captured.deferrable) if learns else planned
     region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
     return planned
 
@@ -165,9 +165,12 @@ def _may_defer(settings: Settings) -> bool:
 
 def learns_outputs(settings: Settings) -> bool:
     """Whether steps say which outputs are made."""
-    if not are_learned(settings.outputs, settings.numerics):
-        return False
-    return Ability.DEFERS_OUTPUTS in abilities_of(get_executor(settings.executor))
+    return are_learned(settings.outputs, settings.numerics) and _are_optional(settings)
+
+
+def _are_optional(settings: Settings) -> bool:
+    """Whether outputs may be left out that nobody names."""
+    return are_optional(settings.outputs, get_executor(settings.executor))
 
 
 def waiting_outputs(outputs: Iterable[torch.Tensor]) -> list[weakref.ref[DeferredTensor]]:

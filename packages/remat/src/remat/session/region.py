@@ -159,9 +159,9 @@ class Region:
     ) -> None:
         """Plan from now on for the gradients that came, and for what the user still held.
 
-        What that was is not known of a call that shares the budget. Not at once where the plan for
-        fewer gradients could not be followed by a backward with all of them within the budget: it
-        may be that outputs are used in turn.
+        What they hold is not known of a call that shares the budget, nor of an output that is made
+        when it is read. Not at once where the plan for fewer gradients could not be followed by a
+        backward with all of them within the budget: it may be that outputs are used in turn.
         """
         self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
         self._last_missing = missing
@@ -171,10 +171,11 @@ class Region:
             expected != self.expected or self._in_a_row >= _SURE
         )
         before = self.released_outputs
-        if released_outputs is not None and (before is None or before - released_outputs):
-            self.released_outputs = (
-                released_outputs if before is None else before & released_outputs
-            )
+        if released_outputs is not None:
+            later = executable.capture.program.deferred
+            seen = released_outputs - later
+            self.released_outputs = seen if before is None else before & (seen | later)
+        if self.released_outputs is not None and self.released_outputs != before:
             changed = changed or executable.capture.release_changes_plan(self.released_outputs)
         if changed or self.expected is not None:
             self.expected = expected
