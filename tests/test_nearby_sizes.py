@@ -98,8 +98,16 @@ def test_numbers_that_are_equal_for_some_sizes_are_not_taken_for_one_another() -
         lambda x, step: (x * float(step)).sum() * (step * 1.0) * (1.0 if step == 9 else 2.0),
         lambda x, step: x.sum() / (x.shape[0] * 1.0) * 0.99**step,
         lambda x, step: x.sum() * math.acos(1 - (13 - step) / 20) * x.shape[0],
+        lambda x, step: x.sum() * (2 / (1 + math.exp(-10 * step / 40)) - 1) * math.log(len(x)),
     ],
-    ids=["counter and half", "roots of a size", "one float by two ways", "powers", "least angle"],
+    ids=[
+        "counter and half",
+        "roots of a size",
+        "one float by two ways",
+        "powers",
+        "least angle",
+        "logistic",
+    ],
 )
 def test_floats_that_are_whole_numbers_are_no_sizes(
     weigh: Callable[..., torch.Tensor], monkeypatch: pytest.MonkeyPatch
@@ -311,8 +319,11 @@ FLOATS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "power": lambda x, w: (x.abs() + 1) ** w,
     "cut": lambda x, w: x[: int(10 * w)],
     "reversed": lambda x, w: x + Reversed.apply(x, w),
-    "exponential": lambda x, w: x * math.exp(-w),
+    "exponential": lambda x, w: x * math.exp(-w) * max(0.5, math.log(w)),
 }
+
+
+INPUTS = ("scaled", "annealed", "made", "drawn", "reversed", "exponential")
 
 
 class Using(nn.Module):
@@ -351,7 +362,7 @@ def test_a_float_that_changes_at_each_step(case: tuple[str, str], traces: list[s
         expected = gradients(model, model_of(model), inputs)
         found = gradients(model, run, inputs)
         assert all(map(torch.equal, found, expected)), step
-    if front == "rematerialize" and name in ("scaled", "annealed", "made", "drawn", "reversed"):
+    if front == "rematerialize" and name in INPUTS:
         assert traces == ["as it comes", "as it comes", "with symbols"]
         assert run.count == steps
 

@@ -59,6 +59,7 @@ from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced,
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
+from remat_graph.torch.tracing.symbolic_math import symbolic_math
 from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
@@ -148,6 +149,7 @@ __all__ = [
     "run_over",
     "source_of",
     "stretch_from",
+    "symbolic_math",
     "tensor_at",
     "trace_sizes",
 ]

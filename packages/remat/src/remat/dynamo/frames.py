@@ -46,7 +46,7 @@ from remat.dynamo.graphs import (
 )
 from remat.dynamo.patches import patched
 from remat.errors import RematError
-from remat_graph.torch import collector_at_rest, process_lock, quietly
+from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
 
 __all__ = ["compile_frames", "first_lines", "loses_dropout"]
 
@@ -117,6 +117,7 @@ class _Frames:
             collector_at_rest(),
             compile_lock,
             config.patch(settings),
+            symbolic_math(),
             patched(self._skipped, self._numbers),
         ):
             before = self.code, self.name

@@ -3,7 +3,7 @@
 TorchDynamo makes a size, or a number, that has changed a symbol. A trace has symbols of its own for
 them: what torch decides on the way, as whether a size is that of another or can be divided, it
 notes as conditions. Numbers for which all hold give the graph that torch would have traced with
-them. Tried with torch 2.13; private names of torch's symbols are here alone.
+them. Tried with torch 2.13; private names of torch's symbols are here and in `symbolic_math` alone.
 """
 
 from __future__ import annotations
