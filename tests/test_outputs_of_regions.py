@@ -148,6 +148,24 @@ def test_a_budget_that_no_plan_with_it_reaches_is_kept(plain):
         several_steps(read, lambda output: output["logits"].argmax(-1))
 
 
+def test_bit_by_bit_it_is_not_made_either_where_no_plan_with_it_fits(plain):
+    expected, logits, peak_bytes = plain
+    budget = peak_bytes - LOGITS
+    model = remat.rematerialize(Language(), budget=budget, limit_seconds=0.1)
+    for at in range(8):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore" if at < 4 else "error")
+            with measure_peak() as peak:
+                output = trained(model)
+        assert all(map(torch.equal, gradients(model), expected))
+        assert at < 4 or peak.peak_bytes <= budget
+    assert [size for _, size in deferred(model)] == [LOGITS]
+    assert torch.equal(output["logits"], logits)
+    read = remat.rematerialize(Language(), budget=budget, limit_seconds=0.1)
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+        several_steps(read, lambda output: output["logits"].argmax(-1))
+
+
 def test_what_is_read_in_the_loop_is_made(plain):
     expected, logits, _ = plain
     model = roomy(plain)

@@ -132,7 +132,7 @@ class CallRunner:
         )
         call.hooked = hooked(plan.capture, region.graph, tensors)
         step.hooked.update(id(leaf()) for leaf in call.hooked.values())
-        self._watch_outputs(call, plan)
+        call.outputs_watched = step.outputs.watched(region, plan)
         self._make_room(max(option.forward_bytes, option.kept_bytes), "forward")
         self._step.bound.see(step.open_calls, option.forward_bytes)
         recording.mark(f"forward {position}")
@@ -172,13 +172,6 @@ class CallRunner:
             return copied
 
         return hand_out
-
-    def _watch_outputs(self, call: Call, plan: CapturedRegion) -> None:
-        """Choose the outputs of which a call sees whether they are read, if there are any."""
-        region = call.region
-        is_followed = region.unread is None and region.handed_on is not None
-        if plan.watched and is_followed and not plan.changes.copies_outputs:
-            call.outputs_watched = plan.watched - (region.handed_on or frozenset())
 
     def _reads(self, call: Call, plan: CapturedRegion) -> dict[str, Any]:
         """Give what a call that shares the budget is told of reading."""

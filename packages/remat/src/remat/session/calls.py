@@ -13,10 +13,12 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from remat.errors import BudgetWarning
 from remat.planning.task import RunnablePlan
+from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
 from remat.session.region import Region
 from remat_exec import BudgetExceeded, DeferredTensor, Runnable
+from remat_graph.torch import LossCost, Mark
 from remat_solvers.step import RegionOption
 
 __all__ = ["Call", "HandedOut", "NewGradients", "see_read", "warn_exceeded"]
@@ -121,6 +123,19 @@ class Call:
             for watched in self.watched:
                 self.changes.note(watched)
         self.watched.clear()
+
+    def loss_seen(self, planned: RunnablePlan, marks: Sequence[Mark]) -> LossCost:
+        """Read off its record what the code between forward and backward took."""
+        kept, backward = marks[-3:-1]
+        capture = planned.capture
+        program, gone = capture.program, capture.released_values(self.released_outputs)
+        gradients = {program.storage[name] for name in program.tangents}
+        before = kept.held_bytes + sum(map(capture.size_of, gradients))
+        if gone:
+            gone -= read_by_backward(capture.outline, planned.plan.schedule)
+        freed = sum(map(capture.size_of, gone))
+        held = max(0, backward.held_bytes + freed - before)
+        return LossCost(max(0, backward.peak_bytes - before - held), held)
 
     def __del__(self) -> None:
         """Note that there was no backward, if there was none."""

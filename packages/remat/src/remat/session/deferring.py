@@ -146,14 +146,12 @@ def with_unread_deferred(settings: Settings, region: Region, captured: Capture) 
 
 
 def note_deferred_of_region(settings: Settings, region: Region, plan: CapturedRegion) -> None:
-    """Note what a call that shares the budget does not make, and what it is to watch."""
+    """Note what a call that shares the budget does not make."""
     deferred = plan.capture.program.deferred
     if settings.outputs is not None:
         region.not_named |= deferred
     elif deferred:
         region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
-    elif region.unread is None and learns_outputs(settings) and _may_defer(settings):
-        plan.watched = plan.capture.deferrable
 
 
 def _may_defer(settings: Settings) -> bool:
@@ -182,10 +180,15 @@ class OutputUses:
     """Who has the outputs of a step's calls: later regions, and whom the model returns to.
 
     They are told apart by their memory. Regions are followed in one step that comes to a backward.
+    From then on `watched` gives which outputs of a call are to be seen read: where steps say what
+    is made, or once no plan fitted that makes all.
     """
 
-    def __init__(self, named: Sequence[str | int] | None) -> None:
-        self._named = named
+    def __init__(self, settings: Settings) -> None:
+        self._named = settings.outputs
+        self._settings = settings
+        self._watches = learns_outputs(settings)
+        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._outputs: dict[int, tuple[Any, Region, int]] = {}
         self._handed_on: dict[Region, set[int]] = {}
 
@@ -194,8 +197,26 @@ class OutputUses:
         self._outputs.clear()
         self._handed_on.clear()
 
+    def begin_watching(self) -> bool:
+        """Watch outputs from the next step on, where no plan fits; whether that may be of use."""
+        if self._watches or self._settings.step_plan or not _are_optional(self._settings):
+            return False
+        plans = [plan for region in self._regions for plan in region.shared.values()]
+        able = any(plan.deferrable for plan in plans if isinstance(plan, CapturedRegion))
+        self._watches = able and _may_defer(self._settings)
+        return self._watches
+
+    def watched(self, region: Region, plan: CapturedRegion) -> frozenset[int]:
+        """Give the outputs of which a call sees whether they are read."""
+        is_followed = region.unread is None and region.handed_on is not None
+        if not (self._watches and is_followed) or plan.changes.copies_outputs:
+            return frozenset()
+        others = plan.deferrable - (region.handed_on or frozenset())
+        return others if _may_defer(self._settings) else frozenset()
+
     def add(self, region: Region, program: Program, outputs: Sequence[torch.Tensor]) -> None:
         """Follow the outputs of a call, unless those of its region have been followed."""
+        self._regions.add(region)
         if region.handed_on is not None:
             return
         self._handed_on.setdefault(region, set())

@@ -20,17 +20,16 @@ from remat.budgets.plain import has_room_for_plain
 from remat.errors import BudgetWarning
 from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
-from remat.planning.task import RunnablePlan
 from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
-from remat.plans.reads import read_by_backward
 from remat.session.calls import Call
+from remat.session.deferring import OutputUses
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded
 from remat.session.region import SeenLoss, is_unrehearsed, keep
 from remat.session.step_planner import StepPlanner
 from remat_exec import BudgetExceeded
-from remat_graph.torch import LossCost, Mark
+from remat_graph.torch import Mark
 from remat_solvers import BudgetTooSmall
 
 __all__ = ["Judge"]
@@ -74,15 +73,16 @@ _OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that 
 class Judge:
     """Plans for recorded steps, and keeps what was planned in `patterns`.
 
-    `on_plan` is given each plan. `user_plan` is still to be followed.
-    A step that `awaits_plain` is planned by when it is known what a fraction is of: the next one
-    runs plain, and is measured.
+    `on_plan` is given each plan. `user_plan` is still to be followed. Where no plan fits, `outputs`
+    are watched first. A step that `awaits_plain` is planned by when it is known what a fraction is
+    of: the next one runs plain, and is measured.
     """
 
     settings: Settings
     on_plan: Callable[[Any], None]
     planner: StepPlanner
     patterns: PlannedPatterns
+    outputs: OutputUses
     user_plan: UserPlan | None
     _error: Exception | None = None
     _step: int = 0
@@ -112,7 +112,7 @@ class Judge:
             if most > budget and not call.warned:  # what reads now and then is not planned for
                 self._tell_of_reading(most, budget)
             return
-        seen, allowed = _loss_seen(planned, marks, call.released_outputs), planned.capture.loss
+        seen, allowed = call.loss_seen(planned, marks), planned.capture.loss
         expected = seen.at_least(allowed)
         over = expected != allowed and (
             marks[-2].peak_bytes > budget
@@ -189,6 +189,8 @@ class Judge:
             self._is_early = True
             self.take(waiting[0], None, waiting[1], device)
             self._is_early = False
+            if waiting[0].provisional:  # its calls may be planned anew since
+                self.planner.forget_need(waiting[0].pattern)
 
     def _knows_plain(self, record: Recorded, device: torch.device) -> bool:
         """Have the next step run plain; predict its peak where it would not fit, or none ended."""
@@ -227,6 +229,8 @@ class Judge:
         try:
             new_pattern = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
+            if self.outputs.begin_watching():
+                return
             if self.settings.on_infeasible == "raise":
                 self._error = error
                 return
@@ -378,19 +382,3 @@ def _wanted(record: Recorded, planned: PlannedPattern | None) -> Recorded:
     if planned is not None and record.pattern != planned.record.pattern:
         return planned.record
     return record
-
-
-def _loss_seen(
-    planned: RunnablePlan, marks: Sequence[Mark], released_outputs: frozenset[int]
-) -> LossCost:
-    """Read off a record what the code between forward and backward took."""
-    kept, backward = marks[-3:-1]
-    capture = planned.capture
-    program, gone = capture.program, capture.released_values(released_outputs)
-    gradients = {program.storage[name] for name in program.tangents}
-    before = kept.held_bytes + sum(map(capture.size_of, gradients))
-    if gone:
-        gone -= read_by_backward(capture.outline, planned.plan.schedule)
-    freed = sum(map(capture.size_of, gone))
-    held = max(0, backward.held_bytes + freed - before)
-    return LossCost(max(0, backward.peak_bytes - before - held), held)

@@ -25,8 +25,7 @@ class CapturedRegion:
     """A captured region: the number of its kind, and the code of the options that were used.
 
     `changed` is what was seen of `Changes`, for the regions of one place in the code. It
-    `is_superseded` once its calls are to be planned anew, by what a step showed. Steps see whether
-    the outputs `watched` are read, once it is known which of them later regions read.
+    `is_superseded` once its calls are to be planned anew, by what a step showed.
     """
 
     def __init__(
@@ -44,7 +43,11 @@ class CapturedRegion:
         self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
         self.changes = Changes(of.exposed(capture), changed)
         self.is_superseded = False
-        self.watched = frozenset[int]()
+
+    @functools.cached_property
+    def deferrable(self) -> frozenset[int]:
+        """The positions of outputs that may be made when they are read."""
+        return self.capture.deferrable
 
     @functools.cached_property
     def leaving_bytes(self) -> int:

@@ -94,9 +94,11 @@ class StepState:
     ) -> None:
         self.planner = planner
         self.patterns = PlannedPatterns()
-        self.outputs = OutputUses(settings.outputs)
+        self.outputs = OutputUses(settings)
         self.recording = StepRecording(self._optimizer_steps)
-        self._judge = Judge(settings, on_plan, planner, self.patterns, settings.step_plan)
+        self._judge = Judge(
+            settings, on_plan, planner, self.patterns, self.outputs, settings.step_plan
+        )
         self.bound = StepBound(self._judge, self.recording, lambda: self.pattern)
         self.between: Callable[[], None] = lambda: None
         self.phase = Phase.OPEN
