@@ -201,3 +201,15 @@ def test_a_plan_made_again_is_of_the_fraction_that_it_shows():
         shown.append(plan.budget_bytes)
     assert shown[0] > shown[-2] == shown[-1]  # which gradients come is known; the largest counts
     assert shown[-1] == pytest.approx(trained(plain), rel=0.3)
+
+
+def test_all_of_plain_is_enough_where_outputs_take_the_most():
+    """What a loss outside may take, and its gradient, are there at once in plain as in a plan."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 4000, bias=False))
+    eager = copy.deepcopy(model)
+    planned = remat.rematerialize(model, X, budget=1.0, limit_seconds=0.1)
+    for each in (planned, eager):
+        each(X).logsumexp(-1).mean().backward()
+    assert all(map(torch.equal, gradients(planned), gradients(eager)))
+    assert planned.plan.budget_bytes == planned.plan.plain_peak_bytes

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -163,8 +163,13 @@ def measure_loss(
     return LossCost(workspace, kept), [gradient is not None for gradient in gradients]
 
 
-def stand_in_loss(cost: LossCost, device: torch.device) -> torch.Tensor:
-    """Allocate what a loss may take, free its workspace, and return what it keeps."""
+def stand_in_loss(
+    cost: LossCost, outputs: Sequence[torch.Tensor | None], device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Allocate at once what a loss may take and the gradients that it gives, of these outputs.
+
+    Its workspace is freed. Gives what it keeps, and the gradients, which are ones.
+    """
     kept = torch.empty(cost.kept_bytes, dtype=torch.uint8, device=device)
-    torch.empty(cost.workspace_bytes, dtype=torch.uint8, device=device)
-    return kept
+    _workspace = torch.empty(cost.workspace_bytes, dtype=torch.uint8, device=device)
+    return kept, [None if output is None else torch.ones_like(output) for output in outputs]

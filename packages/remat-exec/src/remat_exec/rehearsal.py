@@ -60,11 +60,8 @@ def _gradients_of_handed(
     program = step.capture.program
     expected = set(program.tangents.values())
     if loss is None:
-        kept = stand_in_loss(step.capture.loss, step.device)
-        return kept, [
-            torch.ones_like(tensor) if position in expected else None
-            for position, tensor in enumerate(handed)
-        ]
+        wanted = [tensor if at in expected else None for at, tensor in enumerate(handed)]
+        return stand_in_loss(step.capture.loss, wanted, step.device)
     with torch.enable_grad():
         leaves = [
             tensor.detach().requires_grad_(position in expected)

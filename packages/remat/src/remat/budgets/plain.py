@@ -70,8 +70,7 @@ def measure_plain(
             with checkpoints_off(), measure_peak(device, collect=False) as peak:
                 if loss is None:
                     outputs = _with_gradient(forward(), capture)
-                    _kept = stand_in_loss(capture.loss, device)
-                    gradients = [torch.ones_like(output) for output in outputs]
+                    _kept, gradients = stand_in_loss(capture.loss, outputs, device)
                     torch.autograd.grad(outputs, sources, gradients, allow_unused=True)
                 else:
                     _gradients = loss_gradients(loss, forward(), sources)
