@@ -15,7 +15,6 @@ from remat_solvers import Limit, Problem, store_all
 from remat_solvers.published.hierarchical.h_tw_remat import HTWRemat
 from remat_solvers.published.hierarchical.hilp import HILP
 
-SOLVERS = [HILP, HTWRemat]
 SECONDS = {HILP: 3.0, HTWRemat: 3600.0}  # the second ends by itself
 
 
@@ -81,7 +80,7 @@ def test_blocks_may_hold_blocks(captured, make, most, depth):
     assert solved(make(), graph, 0.7, hierarchy).time < 1.25 * graph.time
 
 
-@pytest.mark.parametrize("make", SOLVERS)
+@pytest.mark.parametrize("make", [pytest.param(HILP, marks=pytest.mark.sweep), HTWRemat])
 def test_a_step_has_the_bits_of_storing_everything(model, captured, make):
     graph = captured.graph
     hierarchy = partition(graph, max_top_ops=8, max_block_ops=8)

@@ -72,7 +72,7 @@ def test_a_model_of_which_few_layers_were_traced_trains_as_in_eager(monkeypatch)
     shortened = tracing.shortened
     monkeypatch.setattr(tracing, "shortened", lambda *a: rows.append(shortened(*a)) or rows[-1])
     other = gpt2.make("gpt2", (1, 24, 2, 32, 2, 8))  # whose widths TorchDynamo remembers
-    remat.rematerialize(other.model, other.args, other.kwargs, budget=0.9)
+    remat.rematerialize(other.model, other.args, other.kwargs, budget="1GiB")
     rows.clear()
     example = gpt2.make("gpt2", (10, 16, 2, 32, 2, 8), dropout=0.3)
     plain = example.model

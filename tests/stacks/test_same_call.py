@@ -25,7 +25,7 @@ def test_saving_between_steps_changes_the_config_and_needs_no_plan(tmp_path):
 
 def bert():
     config = transformers.BertConfig(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64,
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64,
         vocab_size=64, max_position_embeddings=32, num_labels=3,
     )  # fmt: skip
     return made(transformers.BertForSequenceClassification, config)
@@ -33,7 +33,7 @@ def bert():
 
 def vit():
     config = transformers.ViTConfig(
-        num_hidden_layers=2, hidden_size=32, num_attention_heads=2, intermediate_size=64,
+        num_hidden_layers=1, hidden_size=32, num_attention_heads=2, intermediate_size=64,
         image_size=16, patch_size=4, num_labels=3,
     )  # fmt: skip
     return made(transformers.ViTForImageClassification, config)

@@ -122,8 +122,18 @@ BETWEEN = {
 }
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"dropout_p": 0.3}], ids=str)
-@pytest.mark.parametrize("name", BETWEEN)
+OPTIONS = {}, {"is_causal": True}, {"dropout_p": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [  # each with one of the options, in turn; with the others in a sweep
+        pytest.param(name, options, marks=() if (number - at) % 3 == 0 else pytest.mark.sweep)
+        for at, name in enumerate(BETWEEN)
+        for number, options in enumerate(OPTIONS)
+    ],
+    ids=str,
+)
 def test_attention(name, options):
     torch.manual_seed(0)
     assert_as_eager(Attending(BETWEEN[name], **options), torch.randn(ROWS, LENGTH, WIDTH))

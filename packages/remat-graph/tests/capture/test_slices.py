@@ -955,16 +955,30 @@ def test_every_rule_has_samples_or_runs_on_cuda_alone():
     assert RULES.keys() - SAMPLES.keys() - set(POINTWISE) == {target for target, *_ in CUDA}
 
 
-@pytest.mark.parametrize(
+TARGETS = pytest.mark.parametrize(
     "target", SAMPLES, ids=lambda each: each.__qualname__ if isfunction(each) else str(each)
 )
-@settings(max_examples=25, deadline=None)
-@given(st.data())
-def test_slices_make_up_the_whole(target, data):
-    d = Draw(data.draw)
+
+
+def check_sample(d, target):
     args, kwargs = SAMPLES[target](d, target)
     check(d, target, args, kwargs)
     check_linear(target, args, kwargs)
+
+
+@TARGETS
+@settings(max_examples=12, deadline=None)
+@given(st.data())
+def test_slices_make_up_the_whole(target, data):
+    check_sample(Draw(data.draw), target)
+
+
+@pytest.mark.sweep
+@TARGETS
+@settings(max_examples=50, deadline=None)
+@given(st.data())
+def test_slices_of_more_samples_make_up_the_whole(target, data):
+    check_sample(Draw(data.draw), target)
 
 
 def test_what_is_linear_has_samples():
