@@ -40,7 +40,7 @@ class Perceptrons(nn.Module):
 def planned(model, x, budget, **options):
     return remat.rematerialize(
         model, x, budget=budget, kernels="inductor", wait=True, costs="estimate",
-        limit_seconds=1.0, **options,
+        limit_seconds=0.3, **options,
     )  # fmt: skip
 
 

@@ -251,7 +251,7 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     torch.manual_seed(0)
     model = Language()
     run = remat.rematerialize(model, budget=4 * 2**20, numerics="rounding", limit_seconds=0.1)
-    lengths = [90, 128, 120, 110, 101, 115, 93, 119, 97]
+    lengths = [90, 128, 120, 110, 101, 115, 93]
     for at, length in enumerate(lengths):
         if at == 5:
             compiled.clear()
@@ -306,7 +306,7 @@ def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     eager = copy.deepcopy(model)
     budget = mebibytes * 2**20
     run = remat.rematerialize(model, budget=budget, numerics="rounding", limit_seconds=0.1)
-    for at, length in enumerate((90, 128, 120, 110, 101, 115, 93)):
+    for at, length in enumerate((90, 128, 120, 110, 101)):
         if at == 4:
             counted(SizedRegion, "evaluated")
             counted(ways, "cuts_of")
