@@ -166,7 +166,7 @@ class _ModuleCall:
         """
         with without_modes(), torch.enable_grad():
             traced = trace(self.module, self.call, whole=whole, capability=self.capability)
-            check_changed(traced.joint, self.call.tensors)
+            check_changed(traced.joint, self.call.tensors, leaves_of(self.call.tensors))
             setting = Setting(
                 {key: tensor_at(self.module, self.call.tensors, *key)
                  for key in traced.joint.inputs.values()},
@@ -247,7 +247,7 @@ def capture_joint(
     `structure` is that of what it returns; `dry` says that the tensors of the call hold no data.
     The rest is as for `capture_region`, which says what is raised.
     """
-    check_changed(joint, tensors)
+    check_changed(joint, tensors, joint.leaves)
     setting = Setting({key: tensors[int(key[1])] for key in joint.inputs.values()})
     joint = run_passes(ONCE, joint, setting)
     if not joint.gradients:

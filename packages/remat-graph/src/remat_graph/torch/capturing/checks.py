@@ -8,7 +8,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.fakes import has_no_data
-from remat_graph.torch.tracing.joint import Joint
+from remat_graph.torch.tracing.joint import Joint, Key
 from remat_graph.torch.tracing.structure import FlatCall
 
 __all__ = [
@@ -79,15 +79,17 @@ def _traced_on(device: torch.device) -> torch.device:
     return torch.device("cpu") if device.type == "meta" else device
 
 
-def check_changed(joint: Joint, tensors: list[torch.Tensor]) -> None:
+def check_changed(joint: Joint, tensors: list[torch.Tensor], leaves: frozenset[Key]) -> None:
     """Look for inputs that the forward changes in place, and whose gradients would be others then.
+
+    The tensors may stand for others, so what is a leaf is said beside.
 
     Raises:
         CaptureError: if there is one. A leaf is none: torch lets it be changed behind autograd's
             back alone.
     """
     for kind, key in joint.changed:
-        if kind == "input" and tensors[int(key)].requires_grad and not tensors[int(key)].is_leaf:
+        if kind == "input" and tensors[int(key)].requires_grad and (kind, key) not in leaves:
             raise CaptureError(
                 f"input {key} is changed in place and requires a gradient; clone it first"
             )
