@@ -14,8 +14,10 @@ from torch import nn
 import remat
 from remat.session import near_kinds, region
 from remat.session.near_kinds import NearKind
-from remat_exec import measure_peak
-from remat_graph.torch import Program, SizedCapture, SizedRegion
+from remat_exec import Executable, measure_peak
+from remat_graph import Compute, Free, Schedule
+from remat_graph.torch import Program, SizedCapture, SizedRegion, trace_sizes
+from remat_solvers import store_all
 from remat_solvers.step import measure_option
 
 
@@ -131,3 +133,60 @@ def test_a_size_that_comes_again_runs_as_before(
         assert all(map(torch.equal, step(run, rows), step(eager, rows))), rows
     assert {kind.number for kind in near_kinds_there()} == before.keys()
     assert {id(other) for other in asked} == {id(other) for other in before.values()}
+
+
+class Gated(nn.Module):
+    """Two values that its backward reads, each of which can be kept without the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state, self.gate = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.state(x)) * torch.sigmoid(self.gate(x))
+
+
+def test_of_other_sizes_a_call_goes_on_only_as_what_it_keeps_enough_for() -> None:
+    """Which of the options keeps the least may be another one for each size."""
+    found: list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]] = []
+
+    def backend(module: torch.fx.GraphModule, _: object) -> Any:
+        found.append((module, []))
+        return lambda *inputs: (found[-1][1].append(inputs), module(*inputs))[1]
+
+    torch._dynamo.reset()
+    gated = Gated()
+    compiled = torch.compile(gated, backend=backend)
+    for rows in (5, 7, 9, 11):
+        compiled(torch.randn(rows, 8))
+    module, calls = found[-1]
+    trace = trace_sizes(module, calls[0])
+    first = trace.capture(calls[0], costs="estimate")
+    small, large = (first.at(trace.sizes_of(call)) for call in calls[1:])
+    everything = store_all(small.graph).steps
+    at = everything.index(Compute("loss"))
+
+    def without(*values: str) -> Schedule:
+        made_of = {"tanh": "addmm", "sigmoid": "addmm_1"}
+        steps = [*everything[:at], *map(Free, values), everything[at]]
+        for value in values:
+            steps += [Compute(made_of[value]), Compute(value), Free(made_of[value])]
+        return Schedule((*steps, *everything[at + 1 :]))
+
+    lean = Executable(small, without("tanh", "sigmoid"))
+    run = Executable(small, without("sigmoid"), low_memory_plan=lean)
+    assert run.low_memory_plan is lean
+    tensors = [item for item in calls[-1] if isinstance(item, torch.Tensor)]
+    for others in (("tanh", "sigmoid"), ("tanh",)):
+        lean = Executable(large, without(*others))
+        other = run.at(large, 0, low_memory_plan=lean)
+        drops: list[Any] = []
+        (output,) = other(module, tensors, droppable=drops.append)
+        drops[0]()
+        gated.zero_grad()
+        output.sum().backward()
+        gradients = [parameter.grad for parameter in gated.parameters()]
+        gated.zero_grad()
+        module(*calls[-1])[0].sum().backward()
+        expected = [parameter.grad for parameter in gated.parameters()]
+        assert all(map(torch.equal, gradients, expected)), others

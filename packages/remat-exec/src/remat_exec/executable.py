@@ -73,8 +73,7 @@ class Executable:
             save_all=bool(missing) or self.low_memory_plan is not None, noted=self._noted,
         )  # fmt: skip
         self.keeps_values_for_other_backwards = bool(missing)
-        if self.low_memory_plan is not None and not self._can_go_on_as(self.low_memory_plan):
-            self.low_memory_plan = None
+        self.low_memory_plan = self._if_it_can_follow(self.low_memory_plan)
         self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
         if self._may_come and not self.capture.variants_are_read_off:
             _ = self.capture.over_all_outputs  # nothing is captured within a backward
@@ -99,7 +98,7 @@ class Executable:
     ) -> Executable | None:  # fmt: skip
         """Give the same plan for other sizes, by the same code; `None` if that is of its own.
 
-        One with a `low_memory_plan` has that of those sizes, which is given.
+        One with a `low_memory_plan` has the one that is given, of those sizes, if it can follow.
         """
         program, mine = capture.program, self.capture.program
         alike = [None if each.generic is None else each.generic.program for each in (program, mine)]
@@ -111,19 +110,18 @@ class Executable:
             return None
         other = copy.copy(self)
         other.capture, other.budget_bytes = capture, budget_bytes
-        other.low_memory_plan = low_memory_plan if self.low_memory_plan is not None else None
         other.code = self.code.at(program, peak_bytes)
+        lean = low_memory_plan if self.low_memory_plan is not None else None
+        other.low_memory_plan = other._if_it_can_follow(lean)
         other.recipes = tuple(recipe.at(capture.whole_program) for recipe in self.recipes)
         planned = Variant(capture.missing, other.code, program, other.whole_program)
         other._variants = {(capture.missing, None, _NONE): planned}
         return other
 
-    def _can_go_on_as(self, low_memory_plan: Executable) -> bool:
-        """Whether all that another backward reads is there after the forward of this plan."""
-        return {*low_memory_plan.code.saved} <= {
-            *self.code.saved,
-            *_available_at_start(self.capture.program),
-        }
+    def _if_it_can_follow(self, plan: Executable | None) -> Executable | None:
+        """Give a plan if all that its backward reads is there after the forward of this one."""
+        there = {*self.code.saved, *_available_at_start(self.capture.program)}
+        return plan if plan is not None and there.issuperset(plan.code.saved) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
