@@ -206,7 +206,8 @@ def _judge_variant(
     }
     try:
         store_all = _planned(PLENTY, solver="store-all")
-        stored = train(calls(), store_all, peak=False, in_eager=ours.ran_plain)
+        ran_plain = {number: ours.steps[number] for number in ours.ran_plain}
+        stored = train(calls(), store_all, peak=False, taken_over=ran_plain)
     except Exception as exception:
         category, reason = _failure(exception)
         return Outcome(category, f"storing everything: {reason}", **facts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -80,6 +81,14 @@ def _snapshot(built: Built, loss: Tensor) -> dict[str, Tensor]:
     return found
 
 
+def _take_over(module: torch.nn.Module, snapshot: dict[str, Tensor]) -> None:
+    """Give a model the gradients and buffers of a step of another training."""
+    for name, parameter in module.named_parameters():
+        parameter.grad = snapshot[name].clone()
+    for name, buffer in module.named_buffers():
+        buffer.copy_(snapshot[f"buffer {name}"])
+
+
 def _descend(built: Built) -> None:
     """Take a small step, of a length that does not depend on the scale of the loss."""
     gradients = [p.grad for p in built.model.parameters() if p.grad is not None]
@@ -97,11 +106,13 @@ def train(
     wrap: Callable[[Any], Any] | None = None,
     *,
     peak: bool = True,
-    in_eager: Collection[int] = (),
+    taken_over: Mapping[int, dict[str, Tensor]] = MappingProxyType({}),
 ) -> Trained:
     """Train one model by a step for each of its calls; each is then run once more and measured.
 
-    Steps of these numbers are those of the model as it is.
+    Of the steps that are `taken_over` the gradients and buffers are given, as those of one that ran
+    plain, by other kernels. They run all the same: which of the later sizes are traced with symbols
+    depends on all that were seen.
 
     Where regions are planned in each step, it is run until there is a plan, or it is refused.
     """
@@ -124,8 +135,7 @@ def train(
         last = _sizes(call)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            run = module if number in in_eager else model
-            output = run(*call.args, **call.kwargs)
+            output = model(*call.args, **call.kwargs)
             of_forward = len(caught)
             loss = call.loss(output)
             loss.backward()  # type: ignore[no-untyped-call]
@@ -147,7 +157,9 @@ def train(
             if counts["ran plain"] > so_far:
                 trained.ran_plain.add(number)
             trained.seconds.append(time.perf_counter() - start)
-            trained.steps.append(_snapshot(call, loss))
+            if number in taken_over:
+                _take_over(module, taken_over[number])
+            trained.steps.append(taken_over.get(number) or _snapshot(call, loss))
             _descend(call)
     trained.counts = dict(counts)
     trained.plan = getattr(model, "plan", None)
