@@ -319,10 +319,8 @@ FLOATS: dict[str, Callable[[torch.Tensor, float], torch.Tensor]] = {
     "power": lambda x, w: (x.abs() + 1) ** w,
     "cut": lambda x, w: x[: int(10 * w)],
     "reversed": lambda x, w: x + Reversed.apply(x, w),
-    "exponential": lambda x, w: x * math.exp(-w) * max(0.5, math.log(w)),
+    "exponential": lambda x, w: x * math.exp(-w) * max(0.5, math.log(w + 1)),
 }
-
-
 INPUTS = ("scaled", "annealed", "made", "drawn", "reversed", "exponential")
 
 

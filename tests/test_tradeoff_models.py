@@ -6,17 +6,18 @@ import pytest
 import torch
 
 import remat
+import zoo
 from remat.planning import model_curves
 from remat_graph import Status, simulate
 from remat_graph.torch import CaptureError
 from remat_solvers import InvalidProblem
-from zoo import gpt2
+
+NAME = "gpt2-no-dropout"
 
 
 @pytest.fixture(scope="module")
 def example():
-    torch.manual_seed(0)
-    return gpt2.make("gpt2-no-dropout", (1, 16, 2, 32, 2, 8), dropout=0.0)
+    return zoo.build(NAME)
 
 
 def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
