@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import random
 import warnings
 
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 
 import remat
 from remat.session import kind_finder
+from remat.session.call_runner import CallRunner
 from remat_exec import measure_peak
 
 
@@ -72,6 +74,42 @@ def test_each_step_has_other_sizes_and_all_are_planned(budget):
     # a fraction is of the most that plain takes: the next step knows what a larger size is of
     assert max(peaks[3:]) <= model.plan.budget_bytes
     assert model.plan.budget_bytes == pytest.approx(0.7 * most, rel=0.1)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("seed", range(4))
+def test_a_step_of_new_sizes_takes_no_more_than_its_bound_whatever_option_is_taken(
+    monkeypatch, seed
+):
+    draw, bounds = random.Random(seed), []
+
+    def any_that_fits(self, calls, kind):
+        planner, kinds = self._step.planner, (*calls, kind)
+        so_far = [option for _, option in self._step.calls]
+        fitting = []
+        for option in planner.kinds[kind].options if planner.room is not None else ():
+            sizes = planner.families(kinds), [*so_far, option], planner.stored(kinds)
+            bound = self._step.patterns.peak_alike(*sizes)
+            if bound is not None and bound <= planner.room:
+                fitting.append((bound, option))
+        bound, option = draw.choice(fitting) if fitting else (None, None)
+        bounds.append(bound)  # of the calls so far
+        return option
+
+    monkeypatch.setattr(CallRunner, "_fitting", any_that_fits)
+    original, *_ = pair()
+    budget = draw.uniform(0.55, 0.8)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.2, costs="estimate")
+    checked = 0
+    for x in batches(12):
+        bounds.append(None)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", remat.BudgetWarning)
+            peak = step(model, x)
+        if bounds[-1] is not None:
+            assert peak <= bounds[-1]
+            checked += 1
+    assert checked >= 5
 
 
 def test_later_sizes_are_not_solved_for(monkeypatch):

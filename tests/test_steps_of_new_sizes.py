@@ -85,14 +85,28 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     plan: Any = SimpleNamespace(predicted_peak_bytes=1000, measured_peak_bytes=1010)
     options = option(100, 300, 500), option(100, 200, 400)
     held = {"forward": 10, "backward": 20}
-    patterns = PlannedPatterns([PlannedPattern(record, plan, options, held, (5, 6))])
+    patterns = PlannedPatterns(
+        [PlannedPattern(record, plan, options, held, (5, 6), (400, 100), 30)]
+    )
+
+    def bound(options: list[RegionOption], *stored: int) -> int | None:
+        return patterns.peak_alike((5, 6, 6)[: len(options)], options, stored)
+
     same, smaller = option(100, 300, 500), option(90, 200, 380)
-    assert patterns.peak_alike((5,), [same]) == 1010
-    assert patterns.peak_alike((5, 6), [same, smaller]) == 1010
-    assert patterns.peak_alike((5, 6), [same, option(100, 210, 450)]) == 1010 + 50
-    assert patterns.peak_alike((5, 6), [same, option(120, 200, 400)]) == 1010 + 20 + 2
-    assert patterns.peak_alike((6,), [smaller]) is None
-    assert patterns.peak_alike((5, 6, 6), [same, same, same]) is None
+    assert bound([same], 400) == 1010
+    assert bound([same, smaller], 400, 90) == 1010
+    assert bound([same, option(100, 210, 450)], 400, 100) == 1010 + 50
+    assert bound([same, option(120, 200, 400)], 400, 100) == 1010 + 20
+    # an option for other gradients: its forward takes more, its backward less, or the other way
+    assert bound([option(100, 400, 400)], 400) == bound([option(100, 200, 600)], 400) == 1010 + 100
+    # by the same schedules, what is held beside them is that of larger sizes
+    assert bound([same, same], 400, 150) == 1010 + 100 + 25
+    assert bound([same, smaller], 403, 200) == 1010 + 50
+    assert bound([same, smaller], 200, 102) == 1010 + 1
+    patterns.planned[0].stored = (400, 10)
+    assert bound([same, smaller], 400, 18) == 1010 + 8  # no more than all that is stored
+    assert bound([same, same, same], 400, 10, 10) is None
+    assert patterns.peak_alike((6,), [smaller], (100,)) is None
 
 
 def test_ranks_plan_as_many_sizes_as_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -239,46 +239,50 @@ class CallRunner:
         families, kind = tuple(kinds[number].family for number in calls), kinds[plan.kind]
         alike = self._step.patterns.option_alike(families, kind.family)
         if alike is not None:
+            fitting = self._fitting(calls, plan.kind)
+            if fitting is not None:
+                return fitting
             option = kind.by(alike)
-            faster = self._faster((*families, kind.family), kind.options, option)
-            if faster is not None:
-                return faster
-            if option.peak_bytes <= self._room_left():
+            if option.peak_bytes <= self._room_left(plan.kind):
                 return option
         return self._unplanned(plan)
 
-    def _faster(
-        self, families: tuple[int, ...], options: Sequence[RegionOption], option: RegionOption
-    ) -> RegionOption | None:
-        """Find the fastest option of the last of these calls that surely fits; `None` without any.
+    def _fitting(self, calls: tuple[int, ...], kind: int) -> RegionOption | None:
+        """Find the fastest option of the call after these that surely fits; `None` without any.
 
-        Only those that are faster than an `option` are looked at. The sizes that were planned may
-        be larger, so that this call can keep more than theirs.
+        The sizes that were planned may be larger, so that this call can keep more than theirs.
         """
-        room, patterns = self._step.planner.room, self._step.patterns
+        planner, patterns = self._step.planner, self._step.patterns
+        if planner.room is None:
+            return None
+        families, stored = planner.families((*calls, kind)), planner.stored((*calls, kind))
         so_far = [option for _, option in self._step.calls]
-        for each in sorted(options, key=lambda option: option.time):
-            if room is None or each.time >= option.time:
-                return None
-            bound = patterns.peak_alike(families, [*so_far, each])
-            if bound is not None and bound <= room:
+        for each in sorted(planner.kinds[kind].options, key=lambda option: option.time):
+            bound = patterns.peak_alike(families, [*so_far, each], stored)
+            if bound is not None and bound <= planner.room:
                 return each
         return None
 
-    def _room_left(self) -> int:
-        """Give what the open calls, and the code between regions, leave of what a step may take.
+    def _held(self, half: str, *kinds: int) -> int:
+        """Bound what code between regions holds in a half of this step, with calls after these."""
+        pattern = (*self._step.pattern, *kinds)
+        planner = self._step.planner
+        return self._step.patterns.held(half, planner.families(pattern), planner.stored(pattern))
+
+    def _room_left(self, kind: int) -> int:
+        """Give what open calls, and the code between regions, leave to a call of this kind.
 
         That code is taken to hold the most that it held at any time of a recorded step.
         """
         room = self._step.planner.room or self._step.planner.budget()
-        held = self._step.patterns.held("backward") if self._step.patterns.planned else 0
-        return room - held - sum(call.kept_bytes for call in self._step.open_calls)
+        kept = sum(call.kept_bytes for call in self._step.open_calls)
+        return room - self._held("backward", kind) - kept
 
     def _unplanned(self, plan: CapturedRegion) -> RegionOption:
         """Find the option that keeps the least of those whose halves fit beside the open calls."""
         if self._step.planner.is_unknown:
             return plan.lean
-        left = self._room_left()
+        left = self._room_left(plan.kind)
         options = self._step.planner.kinds[plan.kind].options
         fitting = [option for option in options if option.peak_bytes <= left]
         if fitting:
@@ -295,13 +299,14 @@ class CallRunner:
         step, room = self._step, self._step.planner.room
         if not step.patterns.off_plan or room is None:
             return
-        families = step.planner.families(step.pattern)
-        bound = step.patterns.peak_alike(families, [option for _, option in step.calls])
+        families, stored = step.planner.families(step.pattern), step.planner.stored(step.pattern)
+        options = [option for _, option in step.calls]
+        bound = step.patterns.peak_alike(families, options, stored)
         if bound is not None and bound <= room:
             return
         calls = sorted(self._step.open_calls, key=lambda call: -call.droppable_bytes)
         held = sum(call.kept_bytes for call in calls if call is not own)
-        room -= step.patterns.held(half) + needed
+        room -= self._held(half) + needed
         for call in calls:
             if held <= room:
                 return

@@ -23,6 +23,8 @@ class PlannedPattern:
     """A pattern of calls that was planned for: the option of each, and what others held at most.
 
     `families` are those of the kinds of its calls: of the same operations, and of any sizes.
+    `stored` are the bytes that each call keeps if it stores everything, by which sizes compare, and
+    `handed_bytes` those of the outputs of all calls.
     `fits` says that the plan is within the budget; one that is not runs as storing everything does.
     `awaited` is for how many more steps one that runs by this plan is waited for, to be measured;
     where there are other ranks, for how many more steps it is recorded. `left_bytes` is the least
@@ -34,6 +36,8 @@ class PlannedPattern:
     options: tuple[RegionOption, ...]
     held: dict[str, int]
     families: tuple[int, ...]
+    stored: tuple[int, ...] = ()
+    handed_bytes: int = 0
     fits: bool = True
     awaited: int = _PATIENCE
     next: PlannedPattern | None = None
@@ -43,17 +47,38 @@ class PlannedPattern:
         """See what the recorded step left behind."""
         self.left_bytes = self.record.left_bytes
 
-    def peak_with(self, options: Sequence[RegionOption]) -> int:
-        """Bound what a step takes whose first calls run by options of other sizes."""
+    def peak_with(self, options: Sequence[RegionOption], stored: Sequence[int]) -> int:
+        """Bound what a step takes whose first calls run by options of other sizes.
+
+        They would keep so much each if all were `stored`.
+        """
         own = self.options[: len(options)]
         beyond = sum(
-            max(0, new.kept_bytes - old.kept_bytes, new.peak_bytes - old.peak_bytes)
+            max(
+                0,
+                new.kept_bytes - old.kept_bytes,
+                new.forward_bytes - old.forward_bytes,
+                new.backward_bytes - old.backward_bytes,
+            )
             for new, old in zip(options, own, strict=True)
         )
-        kept, before = (sum(option.kept_bytes for option in each) for each in (options, own))
-        held = max(self.held.values(), default=0)
+        held = max(self.held, key=self.held.__getitem__, default=None)
+        grown = 0 if held is None else self.held_with(held, stored) - self.held[held]
         peak = max(self.plan.predicted_peak_bytes, self.plan.measured_peak_bytes or 0)
-        return peak + beyond - (-max(0, kept - before) * held // max(1, before))
+        return peak + beyond + grown
+
+    def held_with(self, half: str, stored: Sequence[int]) -> int:
+        """Bound what the code between regions holds where the first calls are of other sizes.
+
+        It grows as the call does that grows most, but by no more than all calls together would if
+        everything were stored. Outputs that it lets go of count as kept by the calls, so that what
+        it holds is less by so much, and grows as if it were not.
+        """
+        held, own = self.held[half], self.held[half] + self.handed_bytes
+        pairs = zip(stored, self.stored, strict=False)
+        more = [(max(0, new - old), max(1, old)) for new, old in pairs]
+        grows = max((-(-own * each // old) for each, old in more), default=0)
+        return held + min(grows, sum(each for each, _ in more))
 
 
 @dataclass(eq=False)
@@ -115,19 +140,22 @@ class PlannedPatterns:
         ]
         return max(options, key=lambda option: option.kept_bytes, default=None)
 
-    def peak_alike(self, families: tuple[int, ...], options: Sequence[RegionOption]) -> int | None:
-        """Bound what a step takes whose calls so far are of these families and options.
+    def peak_alike(
+        self, families: tuple[int, ...], options: Sequence[RegionOption], stored: Sequence[int]
+    ) -> int | None:
+        """Bound what a step takes whose calls so far are of these families, options and sizes.
 
         That is what a planned step of such calls takes, whatever their sizes, and for each call
-        what it takes beyond the one there; what is held beside grows with what the calls keep.
-        `None` if there is no such step.
+        what it takes beyond the one there; what is held beside grows with what the calls would keep
+        if all were `stored`. `None` if there is no such step.
         """
-        bounds = [
-            each.peak_with(options)
-            for each in self.planned
-            if each.fits and each.families[: len(families)] == families
-        ]
-        return min(bounds, default=None)
+        return min(
+            (each.peak_with(options, stored) for each in self._alike(families)), default=None
+        )
+
+    def _alike(self, families: tuple[int, ...]) -> list[PlannedPattern]:
+        """List those within the budget whose first calls are of these families."""
+        return [e for e in self.planned if e.fits and e.families[: len(families)] == families]
 
     def end_step(self, pattern: tuple[int, ...]) -> PlannedPattern | None:
         """End a step of these calls; give the pattern by whose plan it ran, if there is one.
@@ -204,9 +232,14 @@ class PlannedPatterns:
         self.planned = [*kept[1 - _MOST :], new]
         self._followed = new
 
-    def held(self, half: str) -> int:
-        """Give the most that the code between regions held at any time in this half of a step."""
-        return max(each.held[half] for each in self.planned)
+    def held(self, half: str, families: tuple[int, ...], stored: Sequence[int]) -> int:
+        """Bound what the code between regions holds at any time in this half of a step.
+
+        Its calls so far are of these families and sizes; if no step of such was planned, it is the
+        most of any.
+        """
+        alike = [each.held_with(half, stored) for each in self._alike(families)]
+        return min(alike) if alike else max((e.held[half] for e in self.planned), default=0)
 
 
 def _position(pattern: Sequence[int], so_far: tuple[int, ...], number: int) -> int | None:

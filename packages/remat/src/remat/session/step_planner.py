@@ -113,6 +113,10 @@ class StepPlanner:
         kinds = (self.kinds[number] for number in pattern)
         return sum(kind.plain_bytes or kind.everything.kept_bytes for kind in kinds)
 
+    def stored(self, pattern: Sequence[int]) -> tuple[int, ...]:
+        """Give what each call of these kinds keeps if it stores everything."""
+        return tuple(self.kinds[number].everything.kept_bytes for number in pattern)
+
     def families(self, pattern: Sequence[int]) -> tuple[int, ...]:
         """Name the families of calls of these kinds: of the same operations, and of any sizes."""
         return tuple(self.kinds[number].family for number in pattern)
@@ -333,7 +337,8 @@ class StepPlanner:
             "backward": max(moment.fixed_bytes for moment in record.moments),
         }
         families = self.families(record.pattern)
-        return PlannedPattern(record, plan, tuple(options), held, families)
+        stored, handed = self.stored(record.pattern), sum(kind.incoming_bytes for kind in kinds)
+        return PlannedPattern(record, plan, tuple(options), held, families, stored, handed)
 
     def take_room(self, budget: int) -> int:
         """Note what a step may take of a budget, and give it."""
