@@ -68,7 +68,8 @@ def _programs_as(
     for sliced, unfused, again in sorted(ways, key=lambda way: bool(way[0])):
         program = captured.in_slices(sliced) if sliced else captured
         if unfused is not None:
-            yield program.in_groups(unfused, give_again=again)
+            if program.may_be_in_groups(unfused):
+                yield program.in_groups(unfused, give_again=again)
         elif sliced:
             yield program
 

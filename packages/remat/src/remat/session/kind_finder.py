@@ -80,7 +80,7 @@ class KindFinder:
         if self.settings.costs == "measure":
             with remembered_costs(costs, capture.program.device, self.settings.costs):
                 capture = capture.costed("measure", costs)
-        known = next(((n, k) for n, k in self.kinds.items() if k.has(capture.graph)), None)
+        known = next(((n, k) for n, k in self.kinds.items() if k.runs(capture)), None)
         if known is not None:
             number, kind = known
             if kind.whole is None:

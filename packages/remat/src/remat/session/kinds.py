@@ -195,6 +195,11 @@ class RegionKind:
             == [(op.workspace_bytes, op.overwrites) for op in graph.ops]
         )
 
+    def runs(self, capture: Capture) -> bool:
+        """Whether a capture is of this kind, and may be in its groups."""
+        may_be_in_groups = self.unfused is None or capture.may_be_in_groups(self.unfused)
+        return self.has(capture.graph) and may_be_in_groups
+
     def is_like(self, capture: Capture) -> bool:
         """Whether a capture is of this family."""
         return (

@@ -63,7 +63,10 @@ class _Ready:
             return None
         if isinstance(self.grouped, SizedCapture) and isinstance(program, SizedCapture):
             return self.grouped.at(CallSizes(program.symbols, program.leaves))
-        grouped = may_have_groups(program).in_groups(self.grouped.unfused)
+        able, unfused = may_have_groups(program), self.grouped.unfused or ()
+        if not able.may_be_in_groups(unfused):
+            return None
+        grouped = able.in_groups(unfused)
         grouped.compile_groups()
         return grouped
 

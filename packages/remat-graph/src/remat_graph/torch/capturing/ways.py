@@ -146,6 +146,17 @@ class Ways:
                 left_out = plain._ops_left_out(choice, times_by(self._measured))
         return plain._chosen(replace(choice, unfused=left_out, gives_again=give_again))
 
+    def may_be_in_groups(self, unfused: Collection[int]) -> bool:
+        """Whether groups of all ops but those `unfused`, as another capture has them, may be its.
+
+        Not where they have an op that is never in a group here, as one that reads a number which
+        changes: the other was traced with that number.
+        """
+        plain = self.without_alternatives()
+        return plain._in_no_group.isdisjoint(
+            op for at, op in enumerate(plain.program.calls) if at not in unfused
+        )
+
     @property
     def _in_no_group(self) -> frozenset[str]:
         """The ops of a capture without alternatives that are never in a group."""
