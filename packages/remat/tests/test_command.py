@@ -174,7 +174,6 @@ def test_sizes_of_a_model_type_by_other_names_and_within_it(words):
         (["plan", "gpt2", "--budget", "1GiB", "--set", "layers=3"], 1, "has no layers"),
         (["plan", "FILE:net", "--budget", "1KiB"], 3, "budget 1 KiB is below"),
         (["plan", "FILE:head", "--budget", "1KiB"], 3, "numerics='rounding'"),
-        (["plan", "FILE:head", "--budget", "1KiB"], 3, "outputs='loss'"),
         (["plan", "FILE:head", "--budget", "1MiB", "--outputs", "los"], 1, "has 'loss', 'scores'"),
         (["plan", "FILE:net", "--budget", "120%"], 1, "for bytes give a number with a unit"),
         (["largest-batch", "FILE:net", "--budget", "1KiB"], 3, "not even a batch of one fits"),

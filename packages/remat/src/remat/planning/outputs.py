@@ -13,7 +13,7 @@ import torch
 from remat.errors import RematError
 from remat.report.words import mib
 from remat_exec import Ability, Executor, abilities_of
-from remat_graph import Graph, Numerics, Solution
+from remat_graph import Numerics
 from remat_graph.torch import Capture, Output, Program, Structure, flatten
 from remat_solvers import BudgetTooSmall
 
@@ -25,7 +25,6 @@ __all__ = [
     "not_named",
     "not_named_of_region",
     "note_what_loss_reads",
-    "note_what_outputs_take",
     "read_outputs",
     "with_named_outputs",
 ]
@@ -141,24 +140,6 @@ def leaves_named(named: Sequence[str | int], structure: Structure) -> set[int]:
     return found
 
 
-def note_what_outputs_take(
-    error: BudgetTooSmall,
-    offered: Capture,
-    named: tuple[str | int, ...] | None,
-    solve_for: Callable[[Graph], Solution],
-) -> None:
-    """Say beside a refusal which outputs are in the way, and what to write."""
-    positions = offered.deferrable - offered.program.deferred
-    size = offered.deferred_bytes(positions)
-    if named is None and size >= _BINDING * error.smallest_bytes:
-        error.add_note(
-            f"Of this, {mib(size)} are outputs beside the loss that the model hands out. With "
-            f"outputs= naming those that are read, such as outputs='loss', the others are made "
-            f"only if they are read: then about {mib(_reached(error, offered, solve_for))} are "
-            f"enough."
-        )
-
-
 def note_what_loss_reads(error: BudgetTooSmall, offered: Capture) -> None:
     """Say beside a refusal that outputs which a loss outside reads are in the way."""
     program = offered.program
@@ -173,14 +154,3 @@ def note_what_loss_reads(error: BudgetTooSmall, offered: Capture) -> None:
             f"alone has them planned, and with numerics='rounding' made in slices: see 'A loss "
             f"outside the model' in docs/budget.md."
         )
-
-
-def _reached(
-    error: BudgetTooSmall, offered: Capture, solve_for: Callable[[Graph], Solution]
-) -> int:
-    later = offered.with_deferred_outputs(offered.program.deferred | offered.deferrable)
-    try:
-        solve_for(later.graph)
-    except BudgetTooSmall as still:
-        return still.smallest_bytes
-    return error.budget_bytes

@@ -128,7 +128,6 @@ def make_plan(
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
-        is_run=run,
     )  # fmt: skip
     targets = Targets(budget - aside, budget - aside)
     if not run:

@@ -13,7 +13,7 @@ from remat.errors import RematError
 from remat.planning.certain_bound import with_certain_bound
 from remat.planning.kernels import why_no_groups
 from remat.planning.one_region import readable_plan
-from remat.planning.outputs import are_optional, note_what_loss_reads, note_what_outputs_take
+from remat.planning.outputs import note_what_loss_reads
 from remat.planning.ranks import with_schedule_of_first_rank
 from remat.planning.settings import Settings
 from remat.planning.slices import note_what_slices_reach, sliced_programs, whole_programs
@@ -48,7 +48,7 @@ class Task:
 
     `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
     slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
-    expects come. With `share`, other ranks plan for the same; `is_run` says that the plan is run.
+    expects come. With `share`, other ranks plan for the same.
     """
 
     settings: Settings
@@ -63,7 +63,6 @@ class Task:
     is_sure: bool
     has_measured_loss: bool
     share: bool
-    is_run: bool
 
     def solved(
         self, targets: Targets, captured: Capture, before: Solution | None = None
@@ -169,9 +168,6 @@ class Task:
         brief = _BRIEF_SECONDS if limit is None else min(limit, _BRIEF_SECONDS)
         if self.settings.numerics is None:
             note_what_slices_reach(refused, offered, self._solve_for(target, brief))
-        named, executor = self.settings.outputs, get_executor(self.settings.executor)
-        if not (self.is_run and are_optional(named, executor)):  # else it is tried without them
-            note_what_outputs_take(refused, offered, named, self._solve_for(target, brief))
         note_what_loss_reads(refused, offered)
         return refused
 

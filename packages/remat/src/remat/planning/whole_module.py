@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
@@ -14,13 +15,13 @@ from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
 from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
 from remat.planning.kernels import Kernels
-from remat.planning.outputs import Outputs, not_named, with_named_outputs
+from remat.planning.outputs import Outputs, are_optional, not_named, with_named_outputs
 from remat.planning.planner import make_plan
 from remat.planning.settings import Settings, as_args
 from remat.planning.task import RunnablePlan
 from remat.refusals import refuse_wrapped
 from remat.report.readable_plan import ReadablePlan
-from remat_exec import Loss, with_call
+from remat_exec import Loss, get_executor, with_call
 from remat_graph.torch import (
     AllocationRecorder,
     Capture,
@@ -34,7 +35,7 @@ from remat_graph.torch import (
     read_call,
 )
 from remat_partition import Partitioner
-from remat_solvers import Progress, Solver
+from remat_solvers import BudgetTooSmall, Progress, Solver
 
 __all__ = ["plan", "plan_module"]
 
@@ -72,6 +73,8 @@ def plan(
     meta is planned as on the CPU, but for a `DeviceSpec` with a `capability`, such as those of
     `DEVICES`: for that it is planned as on such a device, with CUDA's operators for attention and
     the blocks of its allocator.
+
+    Where no plan fits otherwise, outputs beside the loss are made when they are read.
 
     Raises:
         BudgetError: if the budget cannot be read.
@@ -131,7 +134,14 @@ def _plan_module(
         auto = AutoBudget(settings.optimizer, model.parameters)
         auto.see((), captured.program.device)
         settings = replace(settings, budget=auto.fix())
-    return make_plan(model, args, kwargs, settings, captured, run=False, started=started)
+    make = functools.partial(make_plan, model, args, kwargs, settings, run=False, started=started)
+    try:
+        return make(captured)
+    except BudgetTooSmall:
+        others = captured.deferrable - captured.program.deferred
+        if not (others and are_optional(settings.outputs, get_executor(settings.executor))):
+            raise
+    return make(captured.with_deferred_outputs(captured.deferrable))  # made when they are read
 
 
 def _device(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.device:
