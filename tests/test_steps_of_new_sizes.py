@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,22 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     assert bound([same, smaller], 400, 18) == 1010 + 8  # no more than all that is stored
     assert bound([same, same, same], 400, 10, 10) is None
     assert patterns.peak_alike((6,), [smaller], (100,)) is None
+    patterns.planned.append(PlannedPattern(record, plan, options[::-1], held, (5, 6), (400, 100)))
+    offered = [
+        RegionOption(Schedule(()), kept, forward, backward, time, None)
+        for kept, forward, backward, time in itertools.product(
+            (90, 130), (180, 330), (390, 520), (1.0, 3.0, 2.0)
+        )
+    ]
+    sizes = (5, 6), [same], (400, 120), offered
+    for room in range(1000, 1400, 10):
+        fitting = [
+            each.time
+            for each in offered
+            if patterns.peak_alike((5, 6), [same, each], (400, 120)) <= room  # type: ignore[operator]
+        ]
+        found = patterns.fastest_fitting(*sizes, room)
+        assert (None if found is None else found.time) == min(fitting, default=None)
 
 
 def test_ranks_plan_as_many_sizes_as_are_kept_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

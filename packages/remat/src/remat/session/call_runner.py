@@ -255,13 +255,12 @@ class CallRunner:
         planner, patterns = self._step.planner, self._step.patterns
         if planner.room is None:
             return None
-        families, stored = planner.families((*calls, kind)), planner.stored((*calls, kind))
+        pattern = (*calls, kind)
         so_far = [option for _, option in self._step.calls]
-        for each in sorted(planner.kinds[kind].options, key=lambda option: option.time):
-            bound = patterns.peak_alike(families, [*so_far, each], stored)
-            if bound is not None and bound <= planner.room:
-                return each
-        return None
+        return patterns.fastest_fitting(
+            planner.families(pattern), so_far, planner.stored(pattern), planner.kinds[kind].options,
+            planner.room,
+        )  # fmt: skip
 
     def _held(self, half: str, *kinds: int) -> int:
         """Bound what code between regions holds in a half of this step, with calls after these."""

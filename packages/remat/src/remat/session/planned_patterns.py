@@ -53,15 +53,7 @@ class PlannedPattern:
         They would keep so much each if all were `stored`.
         """
         own = self.options[: len(options)]
-        beyond = sum(
-            max(
-                0,
-                new.kept_bytes - old.kept_bytes,
-                new.forward_bytes - old.forward_bytes,
-                new.backward_bytes - old.backward_bytes,
-            )
-            for new, old in zip(options, own, strict=True)
-        )
+        beyond = sum(_beyond(new, old) for new, old in zip(options, own, strict=True))
         held = max(self.held, key=self.held.__getitem__, default=None)
         grown = 0 if held is None else self.held_with(held, stored) - self.held[held]
         peak = max(self.plan.predicted_peak_bytes, self.plan.measured_peak_bytes or 0)
@@ -153,6 +145,24 @@ class PlannedPatterns:
             (each.peak_with(options, stored) for each in self._alike(families)), default=None
         )
 
+    def fastest_fitting(
+        self,
+        families: tuple[int, ...],
+        so_far: Sequence[RegionOption],
+        stored: Sequence[int],
+        options: Sequence[RegionOption],
+        room: int,
+    ) -> RegionOption | None:
+        """Find the fastest option of the call after these by which the bound is within the room.
+
+        The families and sizes are those of that call, too. `None` if there is none.
+        """
+        at = len(so_far)
+        before = [(e.peak_with(so_far, stored), e.options[at]) for e in self._alike(families)]
+        by_time = sorted(options, key=lambda option: option.time)
+        fits = (o for o in by_time if any(peak + _beyond(o, own) <= room for peak, own in before))
+        return next(fits, None)
+
     def _alike(self, families: tuple[int, ...]) -> list[PlannedPattern]:
         """List those within the budget whose first calls are of these families."""
         return [e for e in self.planned if e.fits and e.families[: len(families)] == families]
@@ -240,6 +250,16 @@ class PlannedPatterns:
         """
         alike = [each.held_with(half, stored) for each in self._alike(families)]
         return min(alike) if alike else max((e.held[half] for e in self.planned), default=0)
+
+
+def _beyond(new: RegionOption, old: RegionOption) -> int:
+    """Give what a call takes at most beyond another, at any time of a step."""
+    return max(
+        0,
+        new.kept_bytes - old.kept_bytes,
+        new.forward_bytes - old.forward_bytes,
+        new.backward_bytes - old.backward_bytes,
+    )
 
 
 def _position(pattern: Sequence[int], so_far: tuple[int, ...], number: int) -> int | None:
