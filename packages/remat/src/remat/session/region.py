@@ -20,6 +20,7 @@ from remat.session.buckets import Bucket
 from remat.session.counters import Counters
 from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
+from remat.session.refused import RefusedCaptures
 from remat.session.sized_captures import SizedCaptures
 from remat_exec import Executor, Runnable
 from remat_graph.torch import Capture, LossCost, flatten, quietly
@@ -113,6 +114,7 @@ class Region:
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
         self.left: set[Hashable] = set()
+        self.refused = RefusedCaptures()
         self.checked: dict[Hashable, Plan] = {}
         self.rehearses_all_sizes = False
         self._buckets: dict[int, Bucket] = {}  # which hold the plans whose `id` they have

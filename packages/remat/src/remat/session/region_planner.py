@@ -102,7 +102,8 @@ class RegionPlanner:
         key = (loss_alone, *region.numbers(inputs))
         capture = region.captures.get(key)
         if capture is None:
-            with quietly():  # the original has warned of the same
+            refused = region.refused.seen(region.numbers(inputs))
+            with refused, quietly():  # the original has warned of the same
                 options: dict[str, Any] = {
                     "costs": self._first_costs, "loss_alone": loss_alone, "real": self._real_strides
                 }  # fmt: skip

@@ -82,7 +82,7 @@ class SizedCaptures:
         except NoBackward:
             raise
         except CaptureError as error:
-            self._give_up(f"torch fails to trace it with symbols for its sizes: {error}")
+            self._give_up(f"it cannot be traced with symbols for its sizes: {error}")
             return None
         self._traces.append(trace)
         self._kept(trace, capture, loss_alone=loss_alone)
