@@ -17,9 +17,9 @@ CLASSES = 96
 class Two(nn.Module):
     """Wide logits, which are a view, and features beside them that a loss may leave out."""
 
-    def __init__(self, dtype=torch.float32):
+    def __init__(self, dtype=torch.float32, depth=16):
         super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(48, 48, dtype=dtype) for _ in range(16))
+        self.layers = nn.ModuleList(nn.Linear(48, 48, dtype=dtype) for _ in range(depth))
         self.head = nn.Linear(48, CLASSES, dtype=dtype)
 
     def forward(self, x):
@@ -32,9 +32,14 @@ def batch(dtype=torch.float32):
     return torch.randn(8, 32, 48, dtype=dtype, generator=torch.Generator().manual_seed(1))
 
 
-def two(dtype=torch.float32):
+def two(dtype=torch.float32, depth=16):
     torch.manual_seed(0)
-    return Two(dtype)
+    return Two(dtype, depth)
+
+
+def shallow():
+    """Make the same model where no budget is at stake, or a plan may store everything."""
+    return two(depth=2)
 
 
 def cross_entropy(output):
@@ -161,14 +166,14 @@ def test_a_budget_too_small_for_the_loss_says_what_would_do():
 )
 def test_a_loss_that_cannot_be_measured_is_refused(loss, reason):
     with pytest.raises(remat.LossError, match=reason):
-        planned(two(), batch(), loss)
+        planned(shallow(), batch(), loss)
 
 
 def test_a_loss_that_could_not_be_run_is_refused_before_anything_is():
     with pytest.raises(remat.RematError, match="cannot be called"):
-        planned(two(), batch(), 0.5)
+        planned(shallow(), batch(), 0.5)
     with pytest.raises(remat.RematError, match="estimated costs run nothing"):
-        remat.plan(two(), batch(), budget=0.5, costs="estimate", loss=greedy)
+        remat.plan(shallow(), batch(), budget=0.5, costs="estimate", loss=greedy)
 
 
 def test_a_view_that_the_model_returns_can_be_changed_in_place():
@@ -186,7 +191,7 @@ def test_a_view_that_the_model_returns_can_be_changed_in_place():
 
 def test_a_backward_over_more_than_the_loss_uses_gives_every_gradient():
     x = batch()
-    model, eager = planned(two(), x, lambda out: out[1].sum(), budget="1GiB"), two()
+    model, eager = planned(shallow(), x, lambda out: out[1].sum(), budget="1GiB"), shallow()
     for each in (model, eager):
         logits, features = each(x)
         (logits.square().mean() + features.mean()).backward()
@@ -196,7 +201,7 @@ def test_a_backward_over_more_than_the_loss_uses_gives_every_gradient():
 
 def test_backwards_over_other_outputs_than_the_loss_uses_can_follow_one_another():
     x = batch()
-    model, eager = planned(two(), x, cross_entropy, budget="1GiB"), two()
+    model, eager = planned(shallow(), x, cross_entropy, budget="1GiB"), shallow()
     losses = [lambda out: out[1].mean(), cross_entropy, lambda out: out[0].mean() + out[1].sum()]
     for loss in [*losses, *losses]:
         eager.zero_grad()
@@ -224,7 +229,7 @@ def test_gradients_that_a_loss_leaves_elsewhere_are_covered():
         weights = sum(parameter.square().sum() for parameter in model.parameters())
         return output[0].square().mean() + 1e-4 * weights
 
-    x, model = batch(), two()
+    x, model = batch(), shallow()
     for loss in (through_parameters, decayed):
         small = planned(model, x, loss, budget=1.0)
         criterion.zero_grad()
@@ -277,7 +282,7 @@ def test_a_loss_is_measured_under_the_autocast_of_the_call():
         return head(output[0]).square().mean()
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        model = planned(two(), batch(), loss, budget=1.0)
+        model = planned(shallow(), batch(), loss, budget=1.0)
         assert peak_of_a_step(model, batch(), loss) <= model.plan.budget_bytes
 
 
@@ -285,7 +290,7 @@ def test_a_loss_that_asks_for_the_call_is_told_it_so_a_last_smaller_batch_works(
     class Classes(nn.Module):
         def __init__(self):
             super().__init__()
-            self.body = two()
+            self.body = shallow()
 
         def forward(self, x, *, target=None):
             return self.body(x)[0]
@@ -330,7 +335,9 @@ def test_a_plan_alone_tells_the_loss_the_call():
         assert x.shape == batch().shape
         return output[0].square().mean()
 
-    plan = remat.plan(two(), (batch(),), budget=0.9, loss=of_the_call, limit_seconds=LIMIT_SECONDS)
+    plan = remat.plan(
+        shallow(), (batch(),), budget=0.9, loss=of_the_call, limit_seconds=LIMIT_SECONDS
+    )
     assert plan.measured_peak_bytes is None
 
 

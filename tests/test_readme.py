@@ -137,6 +137,8 @@ def _fresh_compiler():
 )
 def test_the_blocks_of_a_page_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("remat_solvers.refine.solver._DEFAULT_SECONDS", LIMIT_SECONDS)
+    monkeypatch.setattr("remat_solvers.queries.batch._DEFAULT_SECONDS", LIMIT_SECONDS)
     matplotlib.use("agg")
     scope = {"__name__": "__main__", "torch": torch, "remat": remat}
     for block in blocks(page):

@@ -234,14 +234,20 @@ def test_the_bound_of_the_step_is_below_all_schedules(graphs, share, fixed):
 
 
 def every_option(front):
-    """List all trade-offs of a small region, by asking for each box of what there may be."""
+    """List all trade-offs of a small region, by asking for each box of what there may be.
+
+    What is best in a box is so in each that is smaller and still has room for it.
+    """
     everything = measure_option(front.graph, store_all(front.graph))
     found = front
     for kept in range(front.least_kept_bytes, everything.kept_bytes + 1):
-        for most in range(everything.peak_bytes, 0, -1):
+        most = everything.peak_bytes
+        while most > 0:
             found = refined_options(found, kept_bytes=kept, peak_bytes=most, limit_seconds=NO_LIMIT)
-            if found.best(kept, most) is None:
+            best = found.best(kept, most)
+            if best is None:
                 break
+            most = best.peak_bytes - 1
     return found.options
 
 
