@@ -24,6 +24,10 @@ CASES = {
         ddp,
         {"heads": True, "find_unused_parameters": True},
     ),
+    "DDP, no_sync, a head at a time, unused parameters looked for": (
+        ddp,
+        {"accumulate": True, "heads": True, "find_unused_parameters": True},
+    ),
     "FSDP2 within units": (fsdp_units, {}),
     "collectives": (collectives, {}),
     "one plan of a model": (one_plan, {}),
@@ -35,6 +39,7 @@ CASES = {
 
 SWEPT = {
     "DDP, gradients are views of buckets", "DDP, static graph", "DDP, small buckets",
+    "DDP, no_sync", "DDP, a head at a time, unused parameters looked for",
     "one plan of a model", "examples/ddp.py", "examples/fsdp2.py",
 }  # fmt: skip
 IN_SLICES = {"DDP in slices": "DDP", "FSDP2 in slices": "FSDP2"}

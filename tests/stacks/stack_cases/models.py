@@ -1,7 +1,6 @@
 """Rematerialized models, and how they are compared with plain ones."""
 
 import torch
-import transformers
 from exec_cases.training import train
 
 import remat
@@ -48,6 +47,8 @@ def record(model, steps=3):
 
 def llama(**options):
     """Llama with two layers."""
+    import transformers  # takes seconds, which processes of ranks need not spend
+
     config = transformers.LlamaConfig(
         num_hidden_layers=2, hidden_size=32, intermediate_size=64, num_attention_heads=2,
         num_key_value_heads=1, vocab_size=64, max_position_embeddings=32, bos_token_id=0,
