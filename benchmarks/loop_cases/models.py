@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-import transformers
 from torch import Tensor, nn
 
 __all__ = [
@@ -128,6 +127,8 @@ def square(output: Tensor) -> Tensor:
 
 def gpt2(width: int = 32, depth: int = 2, **options: Any) -> Any:
     """Make a GPT-2 with dropout."""
+    import transformers  # noqa: PLC0415
+
     config = transformers.GPT2Config(
         n_layer=depth, n_embd=width, n_head=2, vocab_size=64, n_positions=128, bos_token_id=0,
         eos_token_id=63, pad_token_id=0, **options,
