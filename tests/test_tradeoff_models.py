@@ -33,7 +33,9 @@ def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
         assert point.solution.peak_bytes < point.budget_bytes
     plan = remat.plan(*call, budget=last.budget_bytes, costs="estimate")
     assert plan.solution.time == curve.store_all_time
-    assert simulate(plan.graph, middle.solution.schedule).time == middle.solution.time
+    at_middle = remat.plan(*call, budget=middle.budget_bytes, costs="estimate", limit_seconds=0.3)
+    assert bool(at_middle.kinds[0].deferred) is (plan.graph.ops != at_middle.graph.ops)
+    assert simulate(at_middle.graph, middle.solution.schedule).time == middle.solution.time
     tighter = remat.plan(*call, budget=last.budget_bytes - 1, costs="estimate", limit_seconds=0.3)
     assert tighter.solution.solver != "store-all"
     with pytest.raises(remat.BudgetTooSmall):

@@ -11,12 +11,12 @@ from remat.budgets.budget import Budget
 from remat.budgets.plain import measure_plain
 from remat.errors import RematError
 from remat.planning.kernels import Kernels
-from remat.planning.outputs import Outputs
+from remat.planning.outputs import Outputs, are_optional
 from remat.planning.planner import scalar_bytes
 from remat.planning.settings import Settings, as_args
 from remat.planning.slices import sliced_programs, whole_programs
 from remat.planning.whole_module import plan_module
-from remat_exec import Loss, with_call
+from remat_exec import Loss, get_executor, with_call
 from remat_graph import Graph, Numerics
 from remat_graph.torch import Capture, Costs, missing_compiler
 
@@ -36,11 +36,12 @@ def graphs_and_budgets(
     outputs: Outputs | None = None,
     optimizer_in_backward: bool = False,
     kernels: Kernels = "eager",
-) -> tuple[list[Graph], list[int | float] | None, int]:
+) -> tuple[list[list[Graph]], list[int | float] | None, int]:
     """Capture a model; give its graphs, their budgets in bytes, and what of each is set aside.
 
-    The first graph is the program as it is; the others are what `numerics` and `kernels` allow
-    beside it.
+    The first graph is the program as it is; beside it are what `numerics` and `kernels` allow. If
+    some outputs can be made when they are read, the same without these follow, for budgets at which
+    the first have no plan.
 
     Raises:
         RematError: if the model is no module; as `remat.plan`.
@@ -61,8 +62,12 @@ def graphs_and_budgets(
     if in_groups and costs == "measure":  # nothing is compiled else
         in_groups = not missing_compiler(device)
     aside = scalar_bytes(device.type)
+    programs = [captured]
+    if are_optional(settings.outputs, get_executor(settings.executor)):
+        without = captured.with_deferred_outputs(captured.deferrable)  # made when they are read
+        programs += [without] if without is not captured else []
     if wanted is None:
-        return _graphs(captured, numerics, 1, in_groups=in_groups), None, aside
+        return [_graphs(each, numerics, 1, in_groups=in_groups) for each in programs], None, aside
     plain = (plan.plain_peak_bytes or plan.store_all_peak_bytes + aside) - aside
     if costs == "measure" and any(budget.fraction is not None for budget in wanted):
         bound_loss = None if loss is None else with_call(loss, *call)
@@ -70,8 +75,9 @@ def graphs_and_budgets(
         plain = plain if peak is None else peak.peak_bytes
     stored = plain + aside
     sizes: list[int | float] = [max(1, b.resolve(lambda: stored) - aside) for b in wanted]
-    graphs = _graphs(captured, numerics, int(min(sizes)), in_groups=in_groups)
-    return graphs, sizes, aside
+    target = int(min(sizes))
+    ways = [_graphs(each, numerics, target, in_groups=in_groups) for each in programs]
+    return ways, sizes, aside
 
 
 def _graphs(

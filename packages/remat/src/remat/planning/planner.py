@@ -116,8 +116,7 @@ def make_plan(
     if settings.costs == "measure" and settings.budget.fraction is not None:
         plain = plain_peak(module, args, kwargs, captured, everything, loss)
     elif settings.costs != "measure" and not run:
-        autograd = captured.without_alternatives().as_autograd()
-        plain = simulate(autograd, store_all(autograd)).peak_bytes
+        plain = _estimated_plain(captured)
     earlier = plain_bytes.get(captured.missing, 0)
     if plain is not None or earlier > everything:
         plain = max((plain or 0) + aside, earlier)
@@ -137,6 +136,14 @@ def make_plan(
             raise task.refusal(error, targets) from None
     tensors = read_call(args, kwargs).tensors
     return _rehearsed_until_within(task, targets, module, tensors, loss)
+
+
+def _estimated_plain(captured: Capture) -> int:
+    """Estimate what plain autograd takes where the loop holds what gets gradients alone."""
+    whole, program = captured.without_alternatives(), captured.program
+    others = frozenset(range(len(program.returned))).difference(program.tangents.values())
+    autograd = whole.with_released_outputs(others).as_autograd()
+    return simulate(autograd, store_all(autograd)).peak_bytes
 
 
 def _rehearsed_until_within(

@@ -99,7 +99,8 @@ def tradeoff(
 
     With `numerics` or `kernels` there may be several programs, such as those with slices. Each has
     a curve, and an equal share of the limit. A point then has the fastest schedule of any program,
-    and the least of their bounds.
+    and the least of their bounds. Where none has one, outputs that can be are made when they are
+    read, as in a plan.
 
     Raises:
         BudgetError: if a budget cannot be read, or is `"auto"`.
@@ -144,16 +145,25 @@ def tradeoff(
         return curve(model, None if wanted is None else [_of_graph(budget) for budget in wanted])
     from remat.planning.model_curves import graphs_and_budgets  # noqa: PLC0415 - torch
 
-    graphs, sizes, aside = graphs_and_budgets(
+    ways, sizes, aside = graphs_and_budgets(
         model, args, kwargs or {}, wanted, costs, loss, allowed, outputs, optimizer_in_backward,
         kernels,
     )  # fmt: skip
+    graphs = [graph for way in ways for graph in way]
     if len(graphs) == 1:
         return _with_aside(curve(graphs[0], sizes), aside)
     if sizes is None:
         sizes = _spread_over(graphs, points)
-    curves = [curve(graph, sizes, len(graphs)) for graph in graphs]
-    return _with_aside(_fastest(curves), aside)
+    curves = [_fastest([curve(graph, sizes, len(graphs)) for graph in way]) for way in ways]
+    return _with_aside(_first_that_fits(curves), aside)
+
+
+def _first_that_fits(curves: Sequence[Tradeoff]) -> Tradeoff:
+    """Make one curve of several at the same budgets: later ones count where no other has a plan."""
+    of_all = _fastest(curves)
+    first = curves[0].points
+    points = (a if a.solution is not None else b for a, b in zip(first, of_all.points, strict=True))
+    return dataclasses.replace(of_all, points=tuple(points))
 
 
 def _with_late_leaving(graph: Graph, curve: Tradeoff) -> Tradeoff:
