@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,10 +153,28 @@ def tradeoff(
     graphs = [graph for way in ways for graph in way]
     if len(graphs) == 1:
         return _with_aside(curve(graphs[0], sizes), aside)
-    if sizes is None:
-        sizes = _spread_over(graphs, points)
-    curves = [_fastest([curve(graph, sizes, len(graphs)) for graph in way]) for way in ways]
+    seconds = _SMALLEST_SECONDS
+    if limit_seconds is not None:
+        seconds = min(seconds, limit_seconds / len(graphs))
+    smallest = [_smallest(graph, graph, seconds) for graph in graphs] if sizes is None else []
+    sizes = _spread_over(graphs[0], smallest, points) if sizes is None else sizes
+    solved = iter([curve(graph, sizes, len(graphs)) for graph in graphs])
+    if smallest:
+        solved = map(_with_known, solved, smallest)
+    curves = [_fastest(list(islice(solved, len(way)))) for way in ways]
     return _with_aside(_first_that_fits(curves), aside)
+
+
+def _with_known(curve: Tradeoff, known: Solution) -> Tradeoff:
+    """Take a known schedule where none was found within the limit."""
+
+    def point(each: TradeoffPoint) -> TradeoffPoint:
+        if each.solution is not None or known.peak_bytes > each.budget_bytes:
+            return each
+        solution = dataclasses.replace(known, lower_bound=each.lower_bound)
+        return dataclasses.replace(each, solution=solution)
+
+    return dataclasses.replace(curve, points=tuple(map(point, curve.points)))
 
 
 def _first_that_fits(curves: Sequence[Tradeoff]) -> Tradeoff:
@@ -207,9 +226,14 @@ def _leaving_late(graph: Graph, solution: Solution) -> Solution:
 
 def _leaving_from_held(graph: Graph) -> Solution:
     """Give the schedule of the smallest peak that holds gradients to the end, but for holding."""
+    return _smallest(graph, without_leaves(graph), _SMALLEST_SECONDS)
+
+
+def _smallest(graph: Graph, as_held: Graph, limit_seconds: float) -> Solution:
+    """Give the schedule of the smallest peak of a graph, as far as its form `as_held` shows it."""
     started = time.perf_counter()
-    held = smallest_budget(without_leaves(graph), limit_seconds=_SMALLEST_SECONDS)
-    schedule = put_in_leaves(graph, held.schedule)
+    held = smallest_budget(as_held, limit_seconds=limit_seconds)
+    schedule = held.schedule if as_held is graph else put_in_leaves(graph, held.schedule)
     timeline = simulate(graph, schedule)
     return Solution(
         Status.FEASIBLE,
@@ -222,15 +246,11 @@ def _leaving_from_held(graph: Graph) -> Solution:
     )
 
 
-def _spread_over(graphs: Sequence[Graph], points: int) -> list[int | float]:
+def _spread_over(first: Graph, smallest: Sequence[Solution], points: int) -> list[int | float]:
     """Spread budgets from the smallest of any program to storing everything of the first."""
-    peaks = [
-        simulate(graph, smallest_budget(graph, limit_seconds=_SMALLEST_SECONDS).schedule).peak_bytes
-        for graph in graphs
-    ]
-    most, smallest = simulate(graphs[0], store_all(graphs[0])).peak_bytes, min(peaks)
-    room = max(0, most - smallest)
-    return sorted({max(1, smallest + room * i // (points - 1)) for i in range(points)})
+    least = min(solution.peak_bytes for solution in smallest)
+    room = max(0, simulate(first, store_all(first)).peak_bytes - least)
+    return sorted({max(1, least + room * i // (points - 1)) for i in range(points)})
 
 
 def _fastest(curves: Sequence[Tradeoff]) -> Tradeoff:
