@@ -98,7 +98,7 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     assert bound([same, smaller], 400, 90) == 1010
     assert bound([same, option(100, 210, 450)], 400, 100) == 1010 + 50
     assert bound([same, option(120, 200, 400)], 400, 100) == 1010 + 20
-    # an option for other gradients: its forward takes more, its backward less, or the other way
+    # one half takes more and the other less: the larger of both would not show it
     assert bound([option(100, 400, 400)], 400) == bound([option(100, 200, 600)], 400) == 1010 + 100
     # by the same schedules, what is held beside them is that of larger sizes
     assert bound([same, same], 400, 150) == 1010 + 100 + 25
