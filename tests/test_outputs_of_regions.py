@@ -144,8 +144,10 @@ def test_a_budget_that_no_plan_with_it_reaches_is_kept(plain):
         assert at < 3 or peak.peak_bytes <= budget
     assert torch.equal(output["logits"], logits)
     read = remat.rematerialize(Language(), **options)
-    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+    with pytest.warns(remat.BudgetWarning):
         several_steps(read, lambda output: output["logits"].argmax(-1))
+    with pytest.warns(remat.BudgetWarning, match="was read before the backward"):
+        trained(read, IDS, lambda output: output["logits"].argmax(-1))
 
 
 def test_bit_by_bit_it_is_not_made_either_where_no_plan_with_it_fits(plain):
@@ -162,8 +164,10 @@ def test_bit_by_bit_it_is_not_made_either_where_no_plan_with_it_fits(plain):
     assert [size for _, size in deferred(model)] == [LOGITS]
     assert torch.equal(output["logits"], logits)
     read = remat.rematerialize(Language(), budget=budget, limit_seconds=0.1)
-    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+    with pytest.warns(remat.BudgetWarning):
         several_steps(read, lambda output: output["logits"].argmax(-1))
+    with pytest.warns(remat.BudgetWarning, match="was read before the backward"):
+        trained(read, IDS, lambda output: output["logits"].argmax(-1))
 
 
 def test_what_is_read_in_the_loop_is_made(plain):

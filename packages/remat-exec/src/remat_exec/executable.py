@@ -132,6 +132,10 @@ class Executable:
         """The predicted peak of the generated code in bytes, with what a loss may keep."""
         return self.code.peak_bytes
 
+    def peak_without(self, missing: frozenset[int]) -> int:
+        """Give the predicted peak in bytes where the gradients at these positions do not come."""
+        return self.variant(missing).code.peak_bytes
+
     @property
     def staying_peak_bytes(self) -> int:
         """The predicted peak where the gradients stay that were to leave at once."""

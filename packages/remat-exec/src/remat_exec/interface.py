@@ -23,6 +23,7 @@ class Ability(enum.Enum):
     DEFERS_OUTPUTS = "it takes `read` and `watched`, has `reading_bytes`, makes outputs when read"
     HANDS_OUT = "it takes `hand_out` and `asked`, connects what is handed out by autograd's graph"
     RUNS_OTHER_SIZES = "it has `at`, which gives the same plan for a capture of other sizes"
+    KNOWS_OTHER_PEAKS = "it has `peak_without`, the peak of a backward without gradients of outputs"
     RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import warnings
 import weakref
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 
-from remat.errors import BudgetWarning
 from remat.planning.settings import Settings
 from remat.planning.task import RunnablePlan
 from remat.session.backwards import before_backward, within_backward
@@ -22,6 +20,7 @@ from remat.session.leaving import hooked, watch_leaving
 from remat.session.recording import gradients_present
 from remat.session.region import Region
 from remat.session.step import StepState
+from remat.session.unplanned import Unplanned
 from remat_exec import (
     Ability,
     HandOut,
@@ -33,12 +32,6 @@ from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
 
-_READ = (
-    "an output that steps do not make was read before the backward, for which up to {:,} bytes are "
-    "held that no plan counts, so that this step may take more than the budget of {:,}. Its "
-    "gradients are right; read it after the backward, or name it in outputs="
-)
-
 
 class CallRunner:
     """Runs calls, and notes in the step under way what they show of it.
@@ -49,7 +42,7 @@ class CallRunner:
     def __init__(self, step: StepState, settings: Settings) -> None:
         self._step, self._settings = step, settings
         self._autocast: torch.dtype | None = None
-        self._told_of_staying: int | None = None
+        self._beside_plan = Unplanned(step, settings)
 
     @functools.cached_property
     def _hands_out(self) -> bool:
@@ -78,7 +71,7 @@ class CallRunner:
         call.hooked = hooked(planned.capture, region.graph, tensors)
         begins = functools.partial(self._backward_begins, call)
         reads: dict[str, Any] = {"exceeded": functools.partial(warn_exceeded, weakref.ref(call))}
-        watched = planned.watched if region.unread is None else frozenset()
+        watched = planned.watched if region.shown.unread is None else frozenset()
         if watched or planned.capture.program.deferred:
             read = functools.partial(see_read, weakref.ref(call), region)
             reads.update(read=read, watched=watched)
@@ -177,25 +170,8 @@ class CallRunner:
         """Give what a call that shares the budget is told of reading."""
         if not (call.outputs_watched or plan.capture.program.deferred):
             return {}
-        read = functools.partial(self._output_is_read, weakref.ref(call), call.region)
+        read = functools.partial(self._beside_plan.see_read, weakref.ref(call), call.region)
         return {"read": read, "watched": call.outputs_watched}
-
-    def _output_is_read(self, ref: weakref.ref[Call], region: Region, position: int) -> None:
-        """See that an output is read, and whether a step under way has room to make it.
-
-        Warns:
-            BudgetWarning: if it may have none.
-        """
-        region.see_read(position)
-        step, call = self._step, ref()
-        if call is None or call not in step.live or position in call.outputs_watched:
-            return
-        call.reading_bytes += call.executable.reading_bytes(position)  # type: ignore[attr-defined]
-        reading = sum(each.reading_bytes for each in step.open_calls)
-        budget = self._exceeded_with(reading)
-        if budget is not None and not call.warned:
-            call.warned = True
-            warnings.warn(_READ.format(reading, budget), BudgetWarning, stacklevel=2)
 
     def _run_plain(
         self,
@@ -337,34 +313,14 @@ class CallRunner:
             self._step.bound.see(step.open_calls, option.backward_bytes, call)
             step.backward_begins(call)
         call.on_backward()
-        call.region.learn(call.executable, missing, None)
+        self._beside_plan.see_gradients(call, missing)
         call.region.see_unread(call.outputs_watched & missing)
         step.outputs.end(call.region)
         leave = call.executable.capture.leaving_gradients
         see = functools.partial(
-            call.region.see_leaving, leave, self._exceeded_if_staying, shared=True
+            call.region.see_leaving, leave, self._beside_plan.exceeded_if_staying, shared=True
         )
         watch_leaving(call.hooked, see, step.hooked)
-
-    def _exceeded_if_staying(self) -> int | None:
-        """Give the budget, once, if the step may have taken more where gradients stayed."""
-        step = self._step
-        if self._told_of_staying == step.done:
-            return None
-        self._told_of_staying = step.done
-        return self._exceeded_with(sum(region.leaving_bytes for region, _ in step.calls))
-
-    def _exceeded_with(self, more_bytes: int) -> int | None:
-        """Give the budget, if the step may take more with so much that is in no plan, or `None`.
-
-        One that follows no plan is judged by its record, if it has one.
-        """
-        step = self._step
-        plan = None if step.patterns.off_plan else step.patterns.plan
-        if plan is None:
-            return None if step.recording.is_running else step.known_budget
-        peak = max(plan.predicted_peak_bytes, plan.measured_peak_bytes or 0)
-        return plan.budget_bytes if peak + more_bytes > plan.budget_bytes else None
 
     def _see_autocast(self, autocast: torch.dtype | None) -> None:
         """Record the next step if a backward's autocast is another than in those before it.

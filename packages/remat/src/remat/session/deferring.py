@@ -74,12 +74,12 @@ def with_outputs(
     """
     if settings.outputs is not None:
         others = not_named_of_region(settings.outputs, captured, rebuilt)
-        if region.expected is None:
+        if region.shown.expected is None:
             yield with_named_outputs(captured, others)
         else:
             yield captured.with_deferred_outputs(others & captured.deferrable)
         return
-    unread = region.unread or frozenset()
+    unread = region.shown.unread or frozenset()
     deferred = captured.deferrable & unread if unread else unread
     yield captured.with_deferred_outputs(deferred)
     if settings.region_plan is None and _are_optional(settings) and captured.deferrable > deferred:
@@ -102,10 +102,10 @@ def note_deferred(
         return planned
     planned = _with_outputs_if_faster(settings, captured, planned, inputs, plan)
     deferred = planned.capture.program.deferred
-    if region.unread is None and not deferred:
+    if region.shown.unread is None and not deferred:
         learns = learns_outputs(settings)
         return replace(planned, watched=captured.deferrable) if learns else planned
-    region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
+    region.learned.leave_out(deferred)
     return planned
 
 
@@ -139,7 +139,7 @@ def _with_outputs_if_faster(
 
 def with_unread_deferred(settings: Settings, region: Region, captured: Capture) -> Capture:
     """Give the capture of a call that shares the budget, without the outputs that nobody reads."""
-    unread = region.unread if settings.outputs is None else region.not_named
+    unread = region.shown.unread if settings.outputs is None else region.not_named
     if not unread or not _may_defer(settings):
         return captured
     return captured.with_deferred_outputs(captured.deferrable & unread)
@@ -151,7 +151,7 @@ def note_deferred_of_region(settings: Settings, region: Region, plan: CapturedRe
     if settings.outputs is not None:
         region.not_named |= deferred
     elif deferred:
-        region.unread = (region.unread or frozenset()) | (deferred - region.was_read)
+        region.learned.leave_out(deferred)
 
 
 def _may_defer(settings: Settings) -> bool:
@@ -188,7 +188,7 @@ class OutputUses:
         self._named = settings.outputs
         self._settings = settings
         self._watches = learns_outputs(settings)
-        self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
+        self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._outputs: dict[int, tuple[Any, Region, int]] = {}
         self._handed_on: dict[Region, set[int]] = {}
 
@@ -201,14 +201,14 @@ class OutputUses:
         """Watch outputs from the next step on, where no plan fits; whether that may be of use."""
         if self._watches or self._settings.step_plan or not _are_optional(self._settings):
             return False
-        plans = [plan for region in self._regions for plan in region.shared.values()]
+        plans = [plan for region in self.regions for plan in region.shared.values()]
         able = any(plan.deferrable for plan in plans if isinstance(plan, CapturedRegion))
         self._watches = able and _may_defer(self._settings)
         return self._watches
 
     def watched(self, region: Region, plan: CapturedRegion) -> frozenset[int]:
         """Give the outputs of which a call sees whether they are read."""
-        is_followed = region.unread is None and region.handed_on is not None
+        is_followed = region.shown.unread is None and region.handed_on is not None
         if not (self._watches and is_followed) or plan.changes.copies_outputs:
             return frozenset()
         others = plan.deferrable - (region.handed_on or frozenset())
@@ -216,7 +216,7 @@ class OutputUses:
 
     def add(self, region: Region, program: Program, outputs: Sequence[torch.Tensor]) -> None:
         """Follow the outputs of a call, unless those of its region have been followed."""
-        self._regions.add(region)
+        self.regions.add(region)
         if region.handed_on is not None:
             return
         self._handed_on.setdefault(region, set())

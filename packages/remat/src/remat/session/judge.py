@@ -26,7 +26,8 @@ from remat.session.calls import Call
 from remat.session.deferring import OutputUses
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded
-from remat.session.region import SeenLoss, is_unrehearsed, keep
+from remat.session.region import forget_last, is_unrehearsed, keep
+from remat.session.shown import SeenLoss
 from remat.session.step_planner import StepPlanner
 from remat_exec import BudgetExceeded
 from remat_graph.torch import Mark
@@ -229,7 +230,7 @@ class Judge:
         try:
             new_pattern = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
-            if self.outputs.begin_watching():
+            if self.outputs.begin_watching() or forget_last(self.outputs.regions, error):
                 return
             if self.settings.on_infeasible == "raise":
                 self._error = error

@@ -58,7 +58,7 @@ def plan_nearby(
     if settings.region_plan is not None or has_other_ranks():
         return None
     start = time.perf_counter()
-    loss = loss if region.expected is None else None
+    loss = loss if region.shown.expected is None else None
 
     def rehearse(executable: Runnable, budget: int) -> Peak:
         tensors = [item for item in inputs if isinstance(item, torch.Tensor)]

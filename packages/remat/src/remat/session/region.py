@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,15 +21,16 @@ from remat.session.counters import Counters
 from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
 from remat.session.refused import RefusedCaptures
+from remat.session.shown import Learned, SeenLoss, Shown
 from remat.session.sized_captures import SizedCaptures
 from remat_exec import Executor, Runnable
-from remat_graph.torch import Capture, LossCost, flatten, quietly
+from remat_graph.torch import Capture, flatten, quietly
 
 __all__ = [
     "Prepared",
     "Region",
-    "SeenLoss",
     "device_of",
+    "forget_last",
     "is_computed",
     "keep",
     "name_of",
@@ -44,29 +45,6 @@ Plans = dict[tuple[Any, ...], RunnablePlan | CapturedRegion | NotPlanned | None]
 _NUMBERS = (int, float, torch.SymInt, torch.SymFloat, torch.SymBool)
 _SURE = 3  # backwards in a row over the same outputs
 _MOST_NUMBERS = 64  # that a graph is captured and planned for, at a time
-
-
-@dataclass(frozen=True, slots=True)
-class SeenLoss:
-    """What the code between forward and backward was seen to take, of outputs of so many bytes."""
-
-    cost: LossCost
-    of_bytes: int
-
-    @classmethod
-    def seen(cls, cost: LossCost, capture: Capture) -> SeenLoss:
-        """Note what was seen of the outputs of a capture."""
-        return cls(cost, _returned_bytes(capture))
-
-    def of(self, capture: Capture) -> LossCost:
-        """Expect the same of outputs of other sizes, in proportion."""
-        bytes_, of_bytes = _returned_bytes(capture), self.of_bytes
-        if not of_bytes or bytes_ == of_bytes:
-            return self.cost
-        return LossCost(
-            -(-self.cost.workspace_bytes * bytes_ // of_bytes),
-            -(-self.cost.kept_bytes * bytes_ // of_bytes),
-        )
 
 
 class Prepared(BaseException):
@@ -103,11 +81,7 @@ class Region:
         self.kernels = RegionKernels()
         self.sized = SizedCaptures(self.graph, self.name)
         self.runs_as_it_is = False
-        self.came: frozenset[int] = frozenset()
-        self.expected: frozenset[int] | None = None
-        self.released_outputs: frozenset[int] | None = None
-        self.unread: frozenset[int] | None = None
-        self.was_read: frozenset[int] = frozenset()
+        self.learned = Learned()
         self.not_named: frozenset[int] = frozenset()
         self.handed_on: frozenset[int] | None = None
         self.leaving: dict[bool, frozenset[int]] = {}
@@ -147,19 +121,24 @@ class Region:
 
     def know_as(self, other: Region) -> None:
         """Know what the steps of another region have shown, which is that of other sizes."""
-        self.came, self.expected = other.came, other.expected
-        self.released_outputs, self.seen_loss = other.released_outputs, other.seen_loss
-        self.leaving = dict(other.leaving)
-        self.unread, self.was_read = other.unread, other.was_read
+        self.learned.take_over(other.learned)
+        self.seen_loss, self.leaving = other.seen_loss, {**other.leaving}
         self.not_named, self.handed_on = other.not_named, other.handed_on
+
+    @property
+    def shown(self) -> Shown:
+        """What steps have shown of its outputs, and is planned for."""
+        return self.learned.shown
 
     def learn(
         self,
         executable: Runnable,
         missing: frozenset[int],
         released_outputs: frozenset[int] | None,
-    ) -> None:
+    ) -> bool:
         """Plan from now on for the gradients that came, and for what the user still held.
+
+        Give whether it is planned for, or nothing had room for it.
 
         What they hold is not known of a call that shares the budget, nor of an output that is made
         when it is read. Not at once where the plan for fewer gradients could not be followed by a
@@ -167,24 +146,34 @@ class Region:
         """
         self._in_a_row = self._in_a_row + 1 if missing == self._last_missing else 1
         self._last_missing = missing
-        self.came |= executable.differentiable - missing
-        expected = executable.differentiable - self.came
-        changed = expected != executable.capture.missing and (
-            expected != self.expected or self._in_a_row >= _SURE
+        before, planned = self.shown, executable.capture
+        came = before.came | (executable.differentiable - missing)
+        expected = executable.differentiable - came
+        changed = expected != planned.missing and (
+            expected != before.expected or self._in_a_row >= _SURE
         )
-        before = self.released_outputs
+        asks_more, released = not planned.missing <= expected, before.released_outputs
         if released_outputs is not None:
-            later = executable.capture.program.deferred
+            later = planned.program.deferred
             seen = released_outputs - later
-            self.released_outputs = seen if before is None else before & (seen | later)
-        if self.released_outputs is not None and self.released_outputs != before:
-            changed = changed or executable.capture.release_changes_plan(self.released_outputs)
-        if changed or self.expected is not None:
-            self.expected = expected
-        if changed:
+            released = seen if released is None else released & (seen | later)
+        if released is not None and released != before.released_outputs:
+            changed = changed or planned.release_changes_plan(released)
+            asks_more |= before.released_outputs is not None
+        keeps_expecting = not changed and before.expected is None
+        shown = replace(before, came=came, released_outputs=released,
+                        expected=None if keeps_expecting else expected)  # fmt: skip
+        is_learned = self.learned.see_backward(shown, asks_more=asks_more)
+        if is_learned and changed:
             logger.info("the backward differs from what was planned for: planning anew")
             self._before, self.plans = self.plans, {}
             self._share_anew()
+        return is_learned
+
+    def plan_anew(self) -> None:
+        """Plan anew for all calls."""
+        self._before, self.plans = {}, {}
+        self._share_anew()
 
     def _share_anew(self) -> None:
         """Plan anew for calls that share the budget; those of a step under way are superseded."""
@@ -233,9 +222,9 @@ class Region:
 
     def see_unread(self, watched: frozenset[int]) -> None:
         """Make outputs no more that no step has read by the time that its backward begins."""
-        if watched and self.unread is None:
-            self.unread = watched - self.was_read
-            if self.unread:
+        if watched and self.shown.unread is None:
+            self.learned.see_unread(watched)
+            if self.shown.unread:
                 logger.info("outputs of %s were not read: planning without them", self.name)
                 self._before, self.plans = self.plans, {}
                 self._share_anew()
@@ -246,11 +235,11 @@ class Region:
             self.not_named |= positions
             self._share_anew()
 
-    def see_read(self, position: int) -> None:
-        """Make an output in each step again, now that one has read it."""
-        self.was_read |= {position}
-        if self.unread is not None and position in self.unread:
-            self.unread -= {position}
+    def see_read(self, position: int) -> bool:
+        """Make an output in each step again, now that one has read it, unless no plan has room."""
+        before = self.shown
+        is_learned = self.learned.see_read(position)
+        if is_learned and self.shown.unread != before.unread:
             self.plans = {}
             self._share_anew()
             logger.warning(
@@ -259,6 +248,7 @@ class Region:
                 "outputs= says which are read",
                 self.name,
             )
+        return is_learned
 
     def see_loss(self, seen: SeenLoss, exceeded: Plan | None) -> None:
         """Plan from now on for what the code between forward and backward was seen to take.
@@ -302,6 +292,16 @@ class Region:
         if expected <= before.capture.missing or planned.executable.takes_all:
             return planned
         return before
+
+
+def forget_last(regions: Iterable[Region], error: Exception) -> bool:
+    """Plan no more for what a step last asked for, which nothing has room for, if one did."""
+    last = max(regions, key=lambda region: region.learned.asked_more_at, default=None)
+    if last is None or last.learned.asked_more_at < 0:
+        return False
+    last.learned.forget_last(last.name, error)
+    last.plan_anew()
+    return True
 
 
 def is_unrehearsed(plan: object) -> bool:
@@ -353,11 +353,6 @@ def _is_number(node: torch.fx.Node) -> bool:
     """Whether a node is a number, or several, as a `torch.Size`."""
     leaves = torch.utils._pytree.tree_leaves(node.meta.get("example_value"))
     return all(isinstance(leaf, _NUMBERS) for leaf in leaves)
-
-
-def _returned_bytes(capture: Capture) -> int:
-    values = {capture.program.storage[name] for name in capture.program.held}
-    return sum(map(capture.size_of, values))
 
 
 def device_of(inputs: Iterable[Any]) -> torch.device:

@@ -36,7 +36,8 @@ from remat.session.kinds import CapturedRegion
 from remat.session.leaving import hooked, may_leave
 from remat.session.near_kinds import Kinds
 from remat.session.nearby_sizes import plan_nearby
-from remat.session.region import Region, SeenLoss, device_of, is_computed, keep
+from remat.session.region import Region, device_of, forget_last, is_computed, keep
+from remat.session.shown import SeenLoss
 from remat.session.step import StepState
 from remat.session.step_kernels import StepKernels
 from remat_exec import Ability, BudgetExceeded, Executor, abilities_of, autocast_type, get_executor
@@ -226,12 +227,13 @@ class RegionPlanner:
         except KernelsMissing as missing:
             region.kernels.compile_others(numbers, missing)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
-            if self.settings.on_infeasible == "raise":
-                raise
-            return warn_infeasible(f"a call of {region.name}", error)
+            if isinstance(error, CaptureError) or not forget_last([region], error):
+                if self.settings.on_infeasible == "raise":
+                    raise
+                return warn_infeasible(f"a call of {region.name}", error)
         else:
             return region.settle(numbers, planned)
-        return self.plan_one(region, numbers, inputs, loss, rebuilt)  # without kernels, for now
+        return self.plan_one(region, numbers, inputs, loss, rebuilt)  # with less
 
     def _first_that_fits(
         self,
@@ -288,7 +290,8 @@ class RegionPlanner:
         self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
     ) -> Capture:
         captured = self.captured(region, inputs, loss_alone=loss_alone)
-        return captured if region.expected is None else for_missing(captured, region.expected)
+        expected = region.shown.expected
+        return captured if expected is None else for_missing(captured, expected)
 
     def _plan(
         self,
@@ -306,8 +309,9 @@ class RegionPlanner:
         """
         start, settings = time.perf_counter(), self.settings
         captured, kin = with_kin(captured, self._planned, grouped=grouped)
-        if region.released_outputs:
-            captured = captured.with_released_outputs(region.released_outputs)
+        released = region.shown.released_outputs or frozenset()
+        if released:
+            captured = captured.with_released_outputs(released)
         seen = None if seen_loss is None else seen_loss.of(captured)
         if seen is not None:
             captured = captured.with_loss(captured.loss.at_least(seen))
@@ -344,8 +348,8 @@ class RegionPlanner:
             {},
             settings,
             run=True,
-            missing=region.expected,
-            released_outputs=region.released_outputs or frozenset(),
+            missing=region.shown.expected,
+            released_outputs=released,
             seen=seen,
             plain_bytes=plain_bytes,
             schedules=[
@@ -363,7 +367,7 @@ class RegionPlanner:
                 raise
             planned = make(captured.costed("measure", self.costs))  # estimates know no workspace
         if (
-            region.expected is None
+            region.shown.expected is None
             and settings.region_plan is None
             and not planned.capture.program.deferred
             and is_for_too_few(planned, self._executor)

@@ -82,9 +82,10 @@ class StepState:
     `live` are its calls between their halves, those of earlier steps that have the budget each for
     itself among them. The record is of the whole step; or it `begun_late`, with a region that
     earlier steps did not call; or it is that of one call of a region that has the budget for
-    itself. A step that `runs_plain` is recorded for what plain autograd takes. `hooked` counts the
-    calls of the step that have a leaf with a hook, by its `id`. `done` counts the
-    steps of several regions that are over, on the `device` of the region that was found last.
+    itself. A step that `runs_plain` is recorded for what plain autograd takes; nothing is planned
+    by one that `is_odd`: it asked for what nothing has room for, and was told of. `hooked` counts
+    the calls of the step that have a leaf with a hook, by its `id`. `done` counts the steps of
+    several regions that are over, on the `device` of the region that was found last.
     `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
     `between` is called between two steps, when the one before has been judged.
     """
@@ -110,7 +111,7 @@ class StepState:
         self.hooked = Counter[int]()
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
         self.is_provisional = self._next_is_provisional = False
-        self.is_new = self._next_is_new = False
+        self.is_new = self._next_is_new = self.is_odd = False
         self.begun_late = self.runs_plain = False
         self._recorded: Call | None = None
         self._recorded_ref: weakref.ref[Call] | None = None
@@ -155,7 +156,7 @@ class StepState:
         self.calls, self.noted, self._awaited = [], [], []
         self.hooked = Counter()
         self.outputs.clear()
-        self.is_new = False
+        self.is_new = self.is_odd = False
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""
@@ -234,7 +235,7 @@ class StepState:
         return any(plan.is_superseded for plan, _ in self.calls)
 
     def _record(self) -> Recorded | None:
-        marks = self.recording.read() if self.noted else ()
+        marks = self.recording.read() if self.noted and not self.is_odd else ()
         provisional = self.is_provisional or self._is_superseded
         return Recorded.of(self.noted, marks, provisional=provisional) if marks else None
 
