@@ -69,6 +69,7 @@ def make_plan(
     plain_bytes: Mapping[frozenset[int], int] = MappingProxyType({}),
     schedules: Sequence[Schedule] = (),
     user_plan: PlanOrSchedule | None = None,
+    is_last: bool = True,
 ) -> RunnablePlan:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
@@ -79,7 +80,8 @@ def make_plan(
     will hold no more when the backward starts, `seen` what a loss took in an earlier step.
     `plain_bytes` is the most that plain autograd took for earlier calls, by what is missing: a
     fraction is of no less. `schedules` are of graphs with the same ops and values, of other sizes:
-    the fastest that fits is taken without solving. A `user_plan` is tried alone.
+    the fastest that fits is taken without solving. A `user_plan` is tried alone. A refusal names
+    what slices would reach, and what a loss reads, if it `is_last`: no other way is tried.
 
     Raises:
         PlanMismatch: if the user's plan is of another graph.
@@ -127,6 +129,7 @@ def make_plan(
         is_sure=missing is not None or len(captured.program.tangents) == 1,
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
+        is_last=is_last,
     )  # fmt: skip
     targets = Targets(budget - aside, budget - aside)
     if not run:

@@ -48,7 +48,8 @@ class Task:
 
     `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
     slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
-    expects come. With `share`, other ranks plan for the same.
+    expects come. With `share`, other ranks plan for the same. If it `is_last`, no other way is
+    tried.
     """
 
     settings: Settings
@@ -63,6 +64,7 @@ class Task:
     is_sure: bool
     has_measured_loss: bool
     share: bool
+    is_last: bool
 
     def solved(
         self, targets: Targets, captured: Capture, before: Solution | None = None
@@ -157,13 +159,18 @@ class Task:
     def refusal(
         self, error: BudgetTooSmall, targets: Targets, named_bytes: int | None = None
     ) -> BudgetTooSmall:
-        """Say that no schedule takes so little, with a bound on every plan; name what is enough."""
+        """Say that no schedule takes so little, with a bound on every plan; name what is enough.
+
+        What else would do is looked for only if no other way is tried.
+        """
         offered, target = self.offered, targets.eager
         refused = with_certain_bound(
             error, *whole_programs(offered), *sliced_programs(offered, target),
             named_bytes=named_bytes or error.smallest_bytes,
             sure=self.is_sure, measured_loss=self.has_measured_loss,
         )  # fmt: skip
+        if not self.is_last:
+            return refused
         limit = self.settings.limit_seconds
         brief = _BRIEF_SECONDS if limit is None else min(limit, _BRIEF_SECONDS)
         if self.settings.numerics is None:

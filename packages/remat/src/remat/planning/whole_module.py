@@ -135,11 +135,12 @@ def _plan_module(
         auto.see((), captured.program.device)
         settings = replace(settings, budget=auto.fix())
     make = functools.partial(make_plan, model, args, kwargs, settings, run=False, started=started)
+    others = captured.deferrable - captured.program.deferred
+    optional = bool(others) and are_optional(settings.outputs, get_executor(settings.executor))
     try:
-        return make(captured)
+        return make(captured, is_last=not optional)
     except BudgetTooSmall:
-        others = captured.deferrable - captured.program.deferred
-        if not (others and are_optional(settings.outputs, get_executor(settings.executor))):
+        if not optional:
             raise
     return make(captured.with_deferred_outputs(captured.deferrable))  # made when they are read
 

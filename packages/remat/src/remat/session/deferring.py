@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import timeit
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -62,12 +63,11 @@ _weak: Any = StorageWeakRef
 
 def with_outputs(
     settings: Settings, region: Region, captured: Capture, rebuilt: Callable[[Any], Any]
-) -> Iterator[Capture]:
-    """Give a capture in which the outputs that are named, or were read, are made; and some, else.
+) -> list[Callable[[], Capture]]:
+    """Give what makes a capture that makes the outputs which are named, or were read.
 
     Where none is named, another follows, to be planned if the first does not fit, in which none is
-    made that need not be. `rebuilt` gives what the function returns, if its region
-    returns this.
+    made that need not be. `rebuilt` gives what the function returns, if its region returns this.
 
     Raises:
         RematError: if an output is named that is not there.
@@ -75,15 +75,14 @@ def with_outputs(
     if settings.outputs is not None:
         others = not_named_of_region(settings.outputs, captured, rebuilt)
         if region.shown.expected is None:
-            yield with_named_outputs(captured, others)
-        else:
-            yield captured.with_deferred_outputs(others & captured.deferrable)
-        return
+            return [partial(with_named_outputs, captured, others)]
+        return [partial(captured.with_deferred_outputs, others & captured.deferrable)]
     unread = region.shown.unread or frozenset()
     deferred = captured.deferrable & unread if unread else unread
-    yield captured.with_deferred_outputs(deferred)
+    ways: list[Callable[[], Capture]] = [partial(captured.with_deferred_outputs, deferred)]
     if settings.region_plan is None and _are_optional(settings) and captured.deferrable > deferred:
-        yield captured.with_deferred_outputs(captured.deferrable)
+        ways.append(partial(captured.with_deferred_outputs, captured.deferrable))
+    return ways
 
 
 def note_deferred(

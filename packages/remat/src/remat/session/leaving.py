@@ -9,14 +9,16 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
 from remat.planning.user_plan import PlanOrSchedule, UserPlan
+from remat_exec import Ability, Executor, abilities_of
 from remat_graph import leaves
 from remat_graph.torch import Capture, tensor_at
 
-__all__ = ["Hooked", "hooked", "may_leave", "watch_leaving"]
+__all__ = ["Hooked", "able_to_leave", "hooked", "may_leave", "watch_leaving"]
 
 Hooked = dict[int, "weakref.ref[torch.Tensor]"]
 """Leaves with hooks, by the position of the input of the program that each is."""
@@ -36,6 +38,16 @@ def hooked(capture: Capture, module: torch.nn.Module, tensors: Sequence[torch.Te
             if has_hook or position in leaving:
                 found[position] = weakref.ref(tensor)
     return found
+
+
+def able_to_leave(
+    executor: Executor, captured: Capture, graph: torch.fx.GraphModule, inputs: Sequence[Any]
+) -> frozenset[int]:
+    """Find the gradients that hooks may let go of at once, by the positions of their inputs."""
+    if Ability.RELEASES_GRADIENTS not in abilities_of(executor):
+        return frozenset()
+    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    return frozenset(hooked(captured, graph, tensors))
 
 
 def may_leave(

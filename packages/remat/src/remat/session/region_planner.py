@@ -33,14 +33,14 @@ from remat.session.deferring import (
 from remat.session.earlier_plans import has_room, have_same_costs, is_equal, with_kin
 from remat.session.kind_finder import KindFinder
 from remat.session.kinds import CapturedRegion
-from remat.session.leaving import hooked, may_leave
+from remat.session.leaving import able_to_leave, may_leave
 from remat.session.near_kinds import Kinds
 from remat.session.nearby_sizes import plan_nearby
 from remat.session.region import Region, device_of, forget_last, is_computed, keep
 from remat.session.shown import SeenLoss
 from remat.session.step import StepState
 from remat.session.step_kernels import StepKernels
-from remat_exec import Ability, BudgetExceeded, Executor, abilities_of, autocast_type, get_executor
+from remat_exec import BudgetExceeded, Executor, autocast_type, get_executor
 from remat_graph.torch import (
     Capture,
     CaptureError,
@@ -168,7 +168,7 @@ class RegionPlanner:
         """
         try:
             capture = self._for_expected(region, inputs, loss_alone=False)
-            able = self._able_to_leave(region, inputs, capture)
+            able = able_to_leave(self._executor, capture, region.graph, inputs)
             leaving = may_leave(able, region.leaving.get(True), self.settings.step_plan)[0]
             capture = with_unread_deferred(self.settings, region, capture)
             capture = capture.with_leaving_gradients(leaving)
@@ -246,45 +246,35 @@ class RegionPlanner:
         """Plan in the first of several ways that has a plan within the budget."""
         whole = self._for_expected(region, inputs)
         seen_loss = None if numbers in region.left else region.seen_loss
-        ways = (
-            (captured.with_leaving_gradients(leaving), seen)
-            for leaving in may_leave(
-                self._able_to_leave(region, inputs, whole),
-                region.leaving.get(False),
-                self.settings.region_plan,
-            )
-            for captured in with_outputs(self.settings, region, whole, rebuilt)
+        able = able_to_leave(self._executor, whole, region.graph, inputs)
+        ways = [
+            (make, leaving, seen)
+            for leaving in may_leave(able, region.leaving.get(False), self.settings.region_plan)
+            for make in with_outputs(self.settings, region, whole, rebuilt)
             for seen in dict.fromkeys((seen_loss, None))
-        )
-        captured, seen = next(ways)
+        ]
 
-        def plan(captured: Capture) -> RunnablePlan:
+        def plan(captured: Capture, *, is_last: bool = False) -> RunnablePlan:
             grouped = self._runs_groups(region, inputs, captured)
             waits = grouped and not self.settings.wait  # for kernels, beside the steps
             with kernels_there_alone() if waits else contextlib.nullcontext():
-                return self._plan(region, inputs, captured, loss, seen, grouped=grouped)
+                return self._plan(
+                    region, inputs, captured, loss, seen, grouped=grouped, is_last=is_last
+                )
 
         while True:
+            make, leaving, seen = ways.pop(0)
+            is_last = not ways and region.learned.asked_more_at < 0
             try:
-                planned = plan(captured)
+                planned = plan(make().with_leaving_gradients(leaving), is_last=is_last)
                 break
             except (BudgetTooSmall, BudgetExceeded) as error:
-                following = next(ways, None)
-                if following is None:
+                if not ways:
                     raise
-                (captured, seen), reason = following, str(error)
+                reason = str(error)
         if seen is None and seen_loss is not None:
             region.leave_loss(inputs, reason)
         return note_deferred(self.settings, region, whole, planned, inputs, plan)
-
-    def _able_to_leave(
-        self, region: Region, inputs: Sequence[Any], captured: Capture
-    ) -> frozenset[int]:
-        """Find the gradients that hooks may let go of at once."""
-        if Ability.RELEASES_GRADIENTS not in abilities_of(self._executor):
-            return frozenset()
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
-        return frozenset(hooked(captured, region.graph, tensors))
 
     def _for_expected(
         self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
@@ -302,6 +292,7 @@ class RegionPlanner:
         seen_loss: SeenLoss | None,
         *,
         grouped: bool,
+        is_last: bool,
     ) -> RunnablePlan:
         """Plan for a region that is all of the function, by kernels if it is `grouped`.
 
@@ -348,6 +339,7 @@ class RegionPlanner:
             {},
             settings,
             run=True,
+            is_last=is_last,
             missing=region.shown.expected,
             released_outputs=released,
             seen=seen,
