@@ -5,7 +5,7 @@ import io
 import pytest
 import torch
 from accelerate.utils import convert_outputs_to_fp32, gather, pad_across_processes
-from stack_cases.models import assert_moved_alike, assert_same_state
+from stack_cases.models import assert_moved_alike, assert_same_gradients, assert_same_state
 from transformers.trainer_pt_utils import nested_concat, nested_detach
 
 import remat
@@ -62,3 +62,17 @@ def test_what_libraries_do_with_outputs():
     torch.save({"logits": output.logits}, saved)
     saved.seek(0)
     assert torch.equal(torch.load(saved)["logits"], expected)
+
+
+def test_a_plan_made_without_a_step_is_used_where_outputs_have_another_order(tmp_path):
+    ids = tokens()
+    plan = remat.plan(gpt2(), kwargs={"input_ids": ids, "labels": ids}, budget=0.97)
+    assert plan.kinds[0].deferred, "the budget has room for the logits"
+    plan.save(tmp_path / "saved.json")
+    eager = gpt2()
+    model = remat.rematerialize(gpt2(), budget=0.97, plan=tmp_path / "saved.json")
+    for each in (model, eager):
+        torch.manual_seed(1)
+        each(input_ids=ids, labels=ids).loss.backward()
+    assert model.plan.kinds[0].deferred != plan.kinds[0].deferred
+    assert_same_gradients(model, eager)

@@ -511,3 +511,12 @@ def test_read_call_takes_arguments_apart():
     assert first is keywords["deep"][0] is one
     assert keywords["deep"][1] is other
     assert number == 1
+
+
+def test_code_that_asks_is_traced_as_by_a_compiler():
+    def forward(module, x):
+        made = module.layer(x)
+        return torch.sin(made) if torch.compiler.is_compiling() else made
+
+    assert "aten.sin.default" in targets(captured(forward, batch()))
+    assert not torch.compiler.is_compiling()

@@ -8,7 +8,8 @@ that has several is looked for among those of the plan.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
@@ -286,7 +287,7 @@ def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Itera
     Both have the alternatives and layouts of the plan's graph. What a loss outside takes is part of
     the graph of a region that is `alone`; for other gradients it is another.
     """
-    plain = captured.without_alternatives()
+    own = plain = captured.without_alternatives()
     yield _with_ways_of(plain, region)
     missing = region.missing
     if missing and missing < set(plain.program.tangents.values()) | plain.missing:
@@ -297,7 +298,21 @@ def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Itera
     plain = plain.with_deferred_outputs(deferred & plain.deferrable)
     returned = range(len(plain.program.returned))
     plain = plain.with_released_outputs(region.released_outputs.intersection(returned))
+    if deferred and own.missing != missing:  # outputs are in another order, as in a whole module
+        yield _with_ways_of(own.with_deferred_outputs(_of_sizes(own, region.deferred)), region)
     yield _with_ways_of(plain, region)
+
+
+def _of_sizes(captured: Capture, deferred: Iterable[tuple[int, int]]) -> frozenset[int]:
+    """Find outputs that can be left out, of the sizes of those that a plan leaves out."""
+    sizes = Counter(size for _, size in deferred)
+    found = set()
+    for position in sorted(captured.deferrable):
+        size = captured.deferred_bytes(frozenset({position}))
+        if sizes[size] > 0:
+            sizes[size] -= 1
+            found.add(position)
+    return frozenset(found)
 
 
 def _with_ways_of(captured: Capture, region: PlannedRegion) -> Capture:

@@ -91,7 +91,12 @@ def trace(
             with passed_over(module, repeats), flat.leaving_out(between):
                 yield
 
-        joint = trace_joint(flat, flat.inputs, few_traced)
+        @contextmanager
+        def as_compiled() -> Iterator[None]:  # as TorchDynamo does, for code that asks
+            with torch.compiler._compile_session_context(), few_traced():
+                yield
+
+        joint = trace_joint(flat, flat.inputs, as_compiled)
     if flat.output_structure is None:
         raise CaptureError("the forward pass was not run")
     return Traced(flat.name_inputs(joint), flat.output_structure, repeats)
