@@ -180,12 +180,14 @@ class OutputUses:
 
     They are told apart by their memory. Regions are followed in one step that comes to a backward.
     From then on `watched` gives which outputs of a call are to be seen read: where steps say what
-    is made, or once no plan fitted that makes all.
+    is made, or once no plan fitted that makes all. `was_read` says that one was read in this step,
+    before the backward was over, that its call does not make.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._named = settings.outputs
         self._settings = settings
+        self.was_read = False
         self._watches = learns_outputs(settings)
         self.regions: weakref.WeakSet[Region] = weakref.WeakSet()
         self._outputs: dict[int, tuple[Any, Region, int]] = {}
@@ -193,6 +195,7 @@ class OutputUses:
 
     def clear(self) -> None:
         """Begin a step."""
+        self.was_read = False
         self._outputs.clear()
         self._handed_on.clear()
 

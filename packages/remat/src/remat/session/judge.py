@@ -22,6 +22,7 @@ from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
 from remat.plans.origin import Origin
+from remat.session import verdicts
 from remat.session.calls import Call
 from remat.session.deferring import OutputUses
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
@@ -38,36 +39,7 @@ __all__ = ["Judge"]
 _ATTEMPTS = 4  # steps in a row that may go over the budget, each by another plan or by none; and
 # that may run plain without coming to an end, or be planned in where nothing else can be known
 
-_BY_PLAN = "what runs between the regions took more than in the step that was planned by"
-_OFF_PLAN = "it was not planned for, or its calls of regions were not"
-_UNFITTING = (
-    "no plan fits what it showed, for which {:,} bytes would do, but some of it is made but once: "
-    "later steps decide"
-)
-_AT_FIRST = "regions were planned in it, and what is made but once counts"
-_NEXT = "the next may, too, until one is planned for"
-_BY_CALLS = (
-    "so much its calls of regions keep and take at once by their schedules, with the gradients "
-    "that they gave; what runs between them was not recorded"
-)
-_IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
-_OTHERS_EXPECTED = "more calls were expected before its backward, which share the budget"
-_REFUSED = "no plan of its calls fits, so steps of several calls are refused from now on"
-_READ = (
-    "an output that steps do not make was read in it, before the backward. That output, and what "
-    "the loop made of it, is in no plan. Name it in outputs=, or read it after the backward"
-)
 _MARKS_OF_CALL = ["start", "forward 0", "kept 0", "backward 0", "end"]
-_SIZES_OVER = (
-    "its sizes take more than sizes that are near them. Its gradients are right, and from now on "
-    "each new size is rehearsed"
-)
-_LOSS_OVER = (
-    "the code between its forward and its backward, such as a loss, takes {:,} bytes beside the "
-    "gradients of the outputs, where {:,} were allowed. Its gradients are right, and from the next "
-    "forward on this is planned for; with loss= it is at once"
-)
-_OTHER_BLOCKS = ", or its tensors got larger blocks than those of the step that was measured"
 
 
 @dataclass(eq=False)
@@ -88,6 +60,7 @@ class Judge:
     _error: Exception | None = None
     _step: int = 0
     _over_in_a_row: int = 0
+    _reading_in_a_row: int = 0
     _awaiting: tuple[Recorded, int] | None = None
     _plain_attempts: int = 0
     _is_early: bool = False
@@ -123,20 +96,20 @@ class Judge:
             loss = SeenLoss.seen(expected, planned.capture)
             region.see_loss(loss, planned.plan if over else None)
         if over:
-            why = _LOSS_OVER.format(
+            why = verdicts.LOSS_OVER.format(
                 seen.kept_bytes + seen.workspace_bytes,
                 allowed.kept_bytes + allowed.workspace_bytes,
             )
         elif most > budget and is_unrehearsed(planned):
             region.rehearse_all_sizes()
-            why = _SIZES_OVER
+            why = verdicts.SIZES_OVER
         elif most > budget:
             if not self._call_was_over:  # what an optimizer keeps is new but once
                 self._call_was_over = True
                 return
             why = (
                 f"something that no plan knows of takes memory in it, such as hooks of parameters"
-                f"{_OTHER_BLOCKS * (device.type == 'cuda')}. "
+                f"{verdicts.OTHER_BLOCKS * (device.type == 'cuda')}. "
                 f"Its gradients are right; ask for so much less"
                 f"{or_with_expandable_segments(device)}"
             )
@@ -147,7 +120,8 @@ class Judge:
 
     def _tell_of_reading(self, most: int, budget: int) -> None:
         more = f"{most - budget:,} more than the budget of {budget:,}"
-        warnings.warn(f"a step took {most:,} bytes, {more}: {_READ}", BudgetWarning, stacklevel=3)
+        text = f"a step took {most:,} bytes, {more}: {verdicts.READ}"
+        warnings.warn(text, BudgetWarning, stacklevel=3)
 
     def refuse(self) -> None:
         """Raise what ended the planning, if something did.
@@ -216,6 +190,9 @@ class Judge:
         self.patterns.recorded()
         if self.planner.is_unknown and not self._knows_plain(record, device):
             return
+        planned = self.patterns.of(record.pattern) or ran_by
+        if planned is not None and self._was_over_by_reading(record, planned):
+            return
         if ran_by is not None:
             if self._is_doubtful(record, ran_by):
                 return
@@ -226,11 +203,10 @@ class Judge:
                 ran_by.awaited = 0
             if ran_by.fits:
                 self.on_plan(ran_by.plan)
-        planned = self.patterns.of(record.pattern) or ran_by
         try:
             new_pattern = self._plan_by(record, planned, origin, by_plan=ran_by is not None)
         except (BudgetTooSmall, BudgetExceeded) as error:
-            if self.outputs.begin_watching() or forget_last(self.outputs.regions, error):
+            if self._goes_on(record, error):
                 return
             if self.settings.on_infeasible == "raise":
                 self._error = error
@@ -244,6 +220,34 @@ class Judge:
             if new_pattern.fits:
                 self.on_plan(new_pattern.plan)
 
+    def _was_over_by_reading(self, record: Recorded, planned: PlannedPattern) -> bool:
+        """Tell of a step over the budget that read an output: what is read now and then.
+
+        That is not planned for, unless each of several steps in a row does so.
+        """
+        peak, budget = record.peak_bytes, planned.plan.budget_bytes
+        over = record.was_read and planned.fits and peak > budget
+        self._reading_in_a_row = (self._reading_in_a_row + 1) % _ATTEMPTS * over
+        over = self._reading_in_a_row > 0
+        if over:
+            warnings.warn(self._over(peak, budget, verdicts.READ), BudgetWarning, stacklevel=2)
+        return over
+
+    def _goes_on(self, record: Recorded, error: BudgetTooSmall | BudgetExceeded) -> bool:
+        """Whether steps go on though one had no plan: later ones make or read less outputs."""
+        if self.outputs.begin_watching():
+            self._over_in_a_row, reason = 0, verdicts.WITHOUT
+        elif forget_last(self.outputs.regions, error):
+            return True
+        elif record.was_read and self._over_in_a_row + 1 < _ATTEMPTS:
+            self._over_in_a_row, reason = self._over_in_a_row + 1, verdicts.READ
+            self.patterns.record_next = True
+        else:
+            return False
+        if record.peak_bytes > error.budget_bytes:
+            self._tell_over(record.peak_bytes, error.budget_bytes, reason)
+        return True
+
     def see_part(self, at_least: int, step: int, pattern: Sequence[int]) -> bool:
         """Tell of a step over the budget that was recorded in part; the next one is recorded whole.
 
@@ -256,8 +260,8 @@ class Judge:
         self._step = step
         budget = self.planner.budget(pattern)
         if at_least > budget:
-            text = self._over(at_least, budget, _IN_PART)
-            warnings.warn(f"{text}, and {_NEXT}", BudgetWarning, stacklevel=2)
+            text = self._over(at_least, budget, verdicts.IN_PART)
+            warnings.warn(f"{text}, and {verdicts.NEXT}", BudgetWarning, stacklevel=2)
         return at_least > budget
 
     def see_lone(self, peak_bytes: int, budget: int, step: int) -> None:
@@ -267,14 +271,14 @@ class Judge:
         """
         self._step = step
         if peak_bytes > budget:
-            text = self._over(peak_bytes, budget, _OTHERS_EXPECTED)
+            text = self._over(peak_bytes, budget, verdicts.OTHERS_EXPECTED)
             warnings.warn(text, BudgetWarning, stacklevel=2)
 
     def see_refused(self, record: Recorded) -> None:
         """Tell of a step over the budget which others like it are refused for."""
         budget = self.planner.budget(record.pattern)
         if record.peak_bytes > budget:
-            text = self._over(record.peak_bytes, budget, _REFUSED)
+            text = self._over(record.peak_bytes, budget, verdicts.REFUSED)
             warnings.warn(text, BudgetWarning, stacklevel=2)
 
     def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
@@ -289,7 +293,9 @@ class Judge:
         budget = self.known_budget(pattern)
         if budget is not None and at_least > budget:
             self._step = step
-            warnings.warn(self._over(at_least, budget, _BY_CALLS), BudgetWarning, stacklevel=2)
+            warnings.warn(
+                self._over(at_least, budget, verdicts.BY_CALLS), BudgetWarning, stacklevel=2
+            )
 
     def _plan_by(
         self, record: Recorded, planned: PlannedPattern | None, origin: Origin, *, by_plan: bool
@@ -307,6 +313,7 @@ class Judge:
         again, over = False, 0
         families, budget = planner.families(record.pattern), planner.budget(record.pattern)
         if planned is None and not user_plan and self.patterns.serve(record, families, budget):
+            self._over_in_a_row = 0
             return None
         if planned is not None:
             same = record.pattern == planned.record.pattern
@@ -317,7 +324,7 @@ class Judge:
                 if record.provisional or not again or planner.serves(planned, record):
                     return None
             elif record.provisional and not same:
-                self._tell_over(peak, planned.plan.budget_bytes, _AT_FIRST)
+                self._tell_over(peak, planned.plan.budget_bytes, verdicts.AT_FIRST)
                 return None
             else:
                 self._over_in_a_row += 1
@@ -331,7 +338,7 @@ class Judge:
             if record.provisional and peak > error.budget_bytes:
                 self._over_in_a_row += planned is None
                 if self._over_in_a_row < _ATTEMPTS:
-                    reason = _UNFITTING.format(error.smallest_bytes)
+                    reason = verdicts.UNFITTING.format(error.smallest_bytes)
                     self._tell_over(peak, error.budget_bytes, reason)
                     return None
             elif record.provisional or (again and over <= 0):
@@ -341,7 +348,7 @@ class Judge:
             self._over_in_a_row = 0
         else:
             aside = f", with {planner.set_aside:,} bytes set aside" if planner.set_aside else ""
-            reason = _BY_PLAN if by_plan else _OFF_PLAN
+            reason = verdicts.BY_PLAN if by_plan else verdicts.OFF_PLAN
             then = f"the next step is planned anew{aside}"
             self._tell_over(peak, new_pattern.plan.budget_bytes, reason, then)
         return new_pattern
@@ -357,7 +364,7 @@ class Judge:
         ran_by.left_bytes = min(ran_by.left_bytes, record.left_bytes)
         return has_other_ranks() and 0 < over <= unseen and ran_by.awaited > 0
 
-    def _tell_over(self, peak: int, budget: int, reason: str, then: str = _NEXT) -> None:
+    def _tell_over(self, peak: int, budget: int, reason: str, then: str = verdicts.NEXT) -> None:
         """Warn of a step over the budget, but not of one before it was known.
 
         Raises:

@@ -63,8 +63,9 @@ class Recorded:
     between its halves: by value, what the code between the regions could let go of. A record is
     `provisional` if later steps may take less, since regions were planned, so that what code makes
     when it first runs counts, or tensors were copied that may not change. `certain` are moments
-    that hold for any schedules of the calls, of which a bound is made. The kinds are `held`, so
-    that their numbers stay known.
+    that hold for any schedules of the calls, of which a bound is made. `was_read` says that an
+    output that its call does not make was read before the backward was over. The kinds are `held`,
+    so that their numbers stay known.
     """
 
     pattern: tuple[int, ...]
@@ -74,11 +75,17 @@ class Recorded:
     released_outputs: tuple[dict[str, int], ...]
     provisional: bool
     certain: tuple[TimeStep, ...] = ()
+    was_read: bool = False
     held: tuple[object, ...] = field(default=(), repr=False)
 
     @classmethod
     def of(
-        cls, calls: Sequence[RecordedCall], marks: Sequence[Mark], *, provisional: bool
+        cls,
+        calls: Sequence[RecordedCall],
+        marks: Sequence[Mark],
+        was_read: bool = False,
+        *,
+        provisional: bool,
     ) -> Recorded:
         """Read a record.
 
@@ -94,6 +101,7 @@ class Recorded:
             tuple(call.released_outputs for call in calls),
             provisional,
             tuple(_moments_of(calls, marks, certain=True)),
+            was_read,
             tuple(call.held for call in calls),
         )
 

@@ -236,8 +236,8 @@ class StepState:
 
     def _record(self) -> Recorded | None:
         marks = self.recording.read() if self.noted and not self.is_odd else ()
-        provisional = self.is_provisional or self._is_superseded
-        return Recorded.of(self.noted, marks, provisional=provisional) if marks else None
+        provisional, read = self.is_provisional or self._is_superseded, self.outputs.was_read
+        return Recorded.of(self.noted, marks, read, provisional=provisional) if marks else None
 
     def is_under_way(self, *, seen_forward: bool) -> bool:
         """Whether a call that comes now is of this step, since others wait for their backward.

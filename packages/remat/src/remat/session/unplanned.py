@@ -54,6 +54,7 @@ class Unplanned:
         step.is_odd |= not region.see_read(position)
         if call is None or call not in step.live or position in call.outputs_watched:
             return
+        step.outputs.was_read = True
         call.reading_bytes += call.executable.reading_bytes(position)  # type: ignore[attr-defined]
         reading = sum(each.reading_bytes for each in step.open_calls)
         self._tell(call, _READ, reading)
@@ -87,12 +88,13 @@ class Unplanned:
     def _exceeded_with(self, more_bytes: int) -> int | None:
         """Give the budget, if the step may take more with so much that is in no plan, or `None`.
 
-        One that follows no plan is judged by its record, if it has one.
+        One that follows no plan is judged by its record, if it has one of all its calls.
         """
         step = self._step
         plan = None if step.patterns.off_plan else step.patterns.plan
         if plan is None:
-            is_judged = step.recording.is_running and not step.is_odd
+            is_recorded = step.recording.is_running and not step.begun_late
+            is_judged = is_recorded and not step.is_odd
             return None if is_judged else step.known_budget
         peak = max(plan.predicted_peak_bytes, plan.measured_peak_bytes or 0)
         return plan.budget_bytes if peak + more_bytes > plan.budget_bytes else None
