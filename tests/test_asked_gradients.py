@@ -10,6 +10,7 @@ import sys
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -240,17 +241,21 @@ def copied(model, x):
     return copy.deepcopy(rematerialized(model, x))
 
 
-@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize(
+    "read", swept(READS, ["a view", "a part of a view", "changing in place", "an inner region"])
+)
 def test_whole_gradients_are_eagers_from_the_second_time_on(read):
-    model, x = Reading(read), torch.randn(4, 6).double()
+    model, x = Reading(READS[read]), torch.randn(4, 6).double()
     planned = rematerialized(model, x)
     refused = refused_until_planned(planned, model, x, by_retaining)
-    assert (refused == 0) == (read is READS["a view"])  # of its own, which nothing reads
+    assert (refused == 0) == (read == "a view")  # of its own, which nothing reads
     for ask in ASKS:
         assert_eagers(planned, model, x, ask)
 
 
-@pytest.mark.parametrize("ask", ASKS[:-1])
+@pytest.mark.parametrize(
+    "ask", swept(ASKS[:-1], [by_edge, by_inputs, by_hook_after_node, by_hook_of_several])
+)
 def test_each_way_to_ask_is_seen(ask):
     model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
     planned = rematerialized(model, x)
@@ -260,15 +265,16 @@ def test_each_way_to_ask_is_seen(ask):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's
-@pytest.mark.parametrize("read", [READS["whole"], breaking])
+@pytest.mark.parametrize("read", swept(["whole", "a break"], ["a break"]))
 def test_so_are_those_of_what_torch_compiles(read):
-    model, x = Reading(read), torch.randn(4, 6).double()
+    model, x = Reading(READS[read]), torch.randn(4, 6).double()
     planned = compiled(model, x)
     assert refused_until_planned(planned, model, x, by_hook) == 1
     for each in (x, x, x[:2], x[:3]):
         assert_eagers(planned, model, each, by_hook)
 
 
+@pytest.mark.sweep
 def test_so_are_those_of_copies_and_of_other_sizes():
     model, x = Reading(READS["whole"]), torch.randn(8, 6).double()
     planned = rematerialized(model, x)
@@ -318,7 +324,7 @@ class Deep(nn.Module):
 
 
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # the first step has no plan yet
-@pytest.mark.parametrize("budget", [0.7, "1100KiB"])
+@pytest.mark.parametrize("budget", swept([0.7, "1100KiB"], [0.7]))
 def test_steps_that_are_planned_for_it_stay_within_the_budget(budget):
     model, x = Deep(), torch.randn(256, 64)
     planned = rematerialized(model, x, budget=budget, costs="measure")
@@ -370,7 +376,9 @@ def saved(path, read, x, way=rematerialized):
 
 
 @pytest.mark.filterwarnings("error")  # that it is planned anew, say
-@pytest.mark.parametrize("read", ["whole", "in contexts", "a break", "twice", "drawing"])
+@pytest.mark.parametrize(
+    "read", swept(["whole", "in contexts", "a break", "twice", "drawing"], ["a break"])
+)
 def test_a_plan_that_was_saved_after_a_cut_is_followed_from_the_first_step_on(
     read, tmp_path, monkeypatch, caplog
 ):
@@ -405,6 +413,7 @@ for way, path in {paths!r}.items():
 """
 
 
+@pytest.mark.sweep
 def test_so_it_is_in_a_new_process(tmp_path):
     paths = {}
     for way in (rematerialized, compiled):
@@ -432,7 +441,9 @@ class Two(nn.Module):
         return first, second + last
 
 
-@pytest.mark.parametrize("regions", [None, ["hidden", "other"]])
+@pytest.mark.parametrize(
+    "regions", [None, pytest.param(["hidden", "other"], marks=pytest.mark.sweep)]
+)
 def test_regions_of_one_name_are_cut_alike_and_saved_so(regions, tmp_path, caplog):
     x = torch.randn(4, 6).double()
     model = Two(regions is None)
@@ -527,7 +538,14 @@ class Scores(nn.Module):
         return {"loss": loss, "scores": scores}
 
 
-@pytest.mark.parametrize("options", [{}, {"outputs": "loss"}, {"numerics": "rounding"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.sweep),
+        {"outputs": "loss"},
+        pytest.param({"numerics": "rounding"}, marks=pytest.mark.sweep),
+    ],
+)
 def test_scores_beside_the_loss_have_their_gradient(options):
     model, x = Scores(), torch.randint(16, (4, 12))
     planned = rematerialized(model, x, **options)

@@ -63,6 +63,7 @@ def fitting():
     return model, plain, budget
 
 
+@pytest.mark.sweep
 def test_steps_in_turn_have_each_their_plan(fitting):
     model, plain, budget = fitting
     whole = model.plan
@@ -143,6 +144,7 @@ class Words(nn.Module):
         return functional.cross_entropy(self.head(self.embedding(x)).flatten(0, 1), x.flatten())
 
 
+@pytest.mark.sweep
 def test_a_budget_that_only_slices_reach_serves_steps_of_one_call_after_one_of_two():
     plain, tokens = Words(), torch.arange(256).view(8, 32)
     options = {"numerics": "rounding", "limit_seconds": LIMIT_SECONDS}
@@ -167,6 +169,7 @@ def test_a_budget_that_only_slices_reach_serves_steps_of_one_call_after_one_of_t
     assert model.plan is whole
 
 
+@pytest.mark.sweep
 def test_steps_of_ever_fewer_calls_in_turn_have_each_their_plan():
     """The one of most calls never follows a step of which the next is recorded."""
     plain = net()

@@ -58,7 +58,13 @@ class Draws(nn.Sequential):
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(Codes, marks=pytest.mark.sweep), Tables, Many, Draws]
+    "kind",
+    [
+        pytest.param(Codes, marks=pytest.mark.sweep),
+        pytest.param(Tables, marks=pytest.mark.sweep),
+        pytest.param(Many, marks=pytest.mark.sweep),
+        Draws,
+    ],
 )
 def test_no_step_goes_below_what_is_told_to_be_proved(kind):
     torch.manual_seed(0)

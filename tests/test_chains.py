@@ -22,7 +22,7 @@ def counts(found, kind):
     return [count for count in number if count]
 
 
-@pytest.mark.parametrize("name", ["gpt2", "gpt2-no-dropout"])
+@pytest.mark.parametrize("name", ["gpt2", pytest.param("gpt2-no-dropout", marks=pytest.mark.sweep)])
 def test_the_sublayers_of_gpt2_are_members(name):
     """Neither the mask that all layers read nor the order of dropouts holds them together."""
     found = members(name)
@@ -31,6 +31,7 @@ def test_the_sublayers_of_gpt2_are_members(name):
     assert max(map(len, found)) < sum(map(len, found)) / 2
 
 
+@pytest.mark.sweep
 def test_the_encoder_of_a_transformer_is_a_chain_and_its_decoder_a_block():
     found = members("transformer")
     assert counts(found, "_safe_softmax") == [1, 1, 4]

@@ -86,8 +86,8 @@ def test_a_checkpointed_model_is_planned_as_one_without(how, caplog):
 @pytest.mark.parametrize(
     ("how", "way"),
     [
-        ("without", "torch.compile"),
-        ("reentrant", "rematerialize"),
+        pytest.param("without", "torch.compile", marks=pytest.mark.sweep),
+        pytest.param("reentrant", "rematerialize", marks=pytest.mark.sweep),
         ("nested", "torch.compile"),
         ("selective", "rematerialize"),
     ],
@@ -108,6 +108,7 @@ def test_a_call_that_runs_as_it_is_keeps_its_checkpoints(how, way):
         assert own_peak(model) < 0.8 * own_peak(Net())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("how", [pytest.param("without", marks=pytest.mark.sweep), "reentrant"])
 def test_a_dry_plan_knows_of_no_checkpoints_either(how):
     x = rows().requires_grad_()
@@ -117,7 +118,9 @@ def test_a_dry_plan_knows_of_no_checkpoints_either(how):
     assert own_peak(Net(how)) < 0.8 * own_peak(Net()), "torch is not as it was"
 
 
-@pytest.mark.parametrize("regions", [None, GradientCheckpointingLayer])
+@pytest.mark.parametrize(
+    "regions", [pytest.param(None, marks=pytest.mark.sweep), GradientCheckpointingLayer]
+)
 def test_gradient_checkpointing_of_transformers_is_planned_instead(regions):
     records, ids = [], tokens()
     for planned in (True, False):
@@ -133,6 +136,7 @@ def test_gradient_checkpointing_of_transformers_is_planned_instead(regions):
     assert_bitwise_equal(*records)
 
 
+@pytest.mark.sweep
 def test_the_switch_of_the_trainer_is_no_obstacle(tmp_path):
     transformers.utils.logging.set_verbosity_error()
     options = {"activation_checkpointing": True}
@@ -145,7 +149,7 @@ def test_the_switch_of_the_trainer_is_no_obstacle(tmp_path):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("how", ["without", "reentrant"])
+@pytest.mark.parametrize("how", [pytest.param("without", marks=pytest.mark.sweep), "reentrant"])
 def test_a_plan_within_a_checkpoint_is_refused(how):
     """It would run again in the backward, and no plan was ever made of these regions."""
     model = remat.rematerialize(Net(how), budget="8MiB", regions="layers.*")

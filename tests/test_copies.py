@@ -79,6 +79,7 @@ def gpt2():
     return model.train()
 
 
+@pytest.mark.sweep
 def test_a_hugging_face_model_stays_one(gpt2, tmp_path):
     tokens = torch.randint(1, 60, (4, 16), generator=torch.Generator().manual_seed(0))
     model = remat.rematerialize(

@@ -32,6 +32,7 @@ class Warmed(nn.Module):
         return self.down(hidden.square() + hidden).square().mean()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("breaks", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_groups_are_not_compiled_for_each_number(
     monkeypatch: pytest.MonkeyPatch, breaks: bool

@@ -144,6 +144,7 @@ def refused(original, budget):
     return error.value.smallest_bytes, error.value.least_bytes
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings(
     "ignore:step [0-9]+ took:remat.BudgetWarning"
 )  # of sizes not planned for
@@ -185,6 +186,7 @@ class Experts(nn.Module):
         return out
 
 
+@pytest.mark.sweep
 def test_what_code_between_regions_holds_counts_for_other_sizes_too():
     """Each step's calls are new; options by those of other sizes leave room for what stands by."""
     torch.manual_seed(0)

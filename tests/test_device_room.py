@@ -69,6 +69,7 @@ def test_room_is_left_for_the_blocks_of_later_steps(in_larger_blocks):
     assert plan.measured_peak_bytes <= plan.budget_bytes - 2**8
 
 
+@pytest.mark.sweep
 def test_where_there_is_no_room_for_other_blocks_what_was_within_the_budget_is_taken(
     in_larger_blocks,
 ):

@@ -76,12 +76,14 @@ def found(tmp_path_factory):
     return use_installed(EXAMPLE, tmp_path_factory.mktemp("example"), USE)
 
 
+@pytest.mark.sweep
 def test_the_example_is_installed_and_listed(found):
     assert found["capture"] == "remat-layers-example 0.1.0 (remat_layers_example:counted)"
     assert found["executor"] == "remat-layers-example 0.1.0 (remat_layers_example:Logged)"
     assert not found["imported_by_listing"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("way", "regions"), [("rematerialize", 1), ("compile", 2)])
 def test_a_model_trains_the_same_by_the_example(found, way, regions):
     used = found[way]

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from integration_cases.installed import use_installed
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "remat-solver-example"
@@ -26,6 +27,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.sweep
 def test_the_example_is_installed_listed_and_right(tmp_path):
     found = use_installed(EXAMPLE, tmp_path, USE)
     assert found["origin"] == "remat-solver-example 0.1.0 (remat_solver_example:DropCheapest)"

@@ -12,6 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_RANKS = ["ddp", "fsdp2"]  # which run in `stacks/test_ranks.py`
 # What they use of other libraries is tested in `stacks/`.
 OF_STACKS = {"lora", "trainer", "accelerate_loop", "lightning_callback"}
+LONG = {"largest_batch", "own_partitioner"}
 # The demo trains for a minute, and has a command of its own.
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "train_gpt2")
 MOST_LINES = 60
@@ -20,7 +21,10 @@ MOST_LINES = 60
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "name",
-    swept([name for name in NAMES if name not in OF_RANKS], {*NAMES} - {*OF_RANKS} - OF_STACKS),
+    swept(
+        [name for name in NAMES if name not in OF_RANKS],
+        {*NAMES} - {*OF_RANKS} - OF_STACKS - LONG,
+    ),
 )
 def test_an_example_does_what_it_asserts(name, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)

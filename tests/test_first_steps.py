@@ -87,7 +87,7 @@ def is_recorded():
     return torch._C._autograd._profiler_enabled()
 
 
-@pytest.mark.parametrize("way", swept(WAYS, ["by example", "compiled"]))
+@pytest.mark.parametrize("way", swept(WAYS, ["by example"]))
 def test_a_loss_that_takes_more_than_is_allowed_is_told_of_and_planned_for(way):
     x, budget, own, plain = batch(), budget_for(0.7), stack(), stack()
     model = planned(way, own, x, budget)
@@ -123,6 +123,7 @@ def test_first_steps_are_recorded_in_measured_blocks():
     assert max(peaks[1:]) <= budget
 
 
+@pytest.mark.sweep
 def test_a_loss_that_was_handed_over_is_told_of_if_another_one_runs():
     x, budget = batch(), budget_for(0.7)
     model = planned("later", stack(), x, budget, loss=lambda output: output.mean())
@@ -144,6 +145,7 @@ def test_a_step_within_the_budget_tells_nothing_and_leaves_nothing():
     assert len(set(_global_optimizer_pre_hooks) - before) <= 1  # one for the process
 
 
+@pytest.mark.sweep
 def test_other_sizes_begin_with_what_was_seen():
     x, budget = batch(), budget_for(0.7)
     model = planned("later", stack(), x, budget)
@@ -185,6 +187,7 @@ def test_hooks_that_take_memory_in_the_backward_are_told_of():
     assert "hooks of parameters" in told[2][0]
 
 
+@pytest.mark.sweep
 def test_the_profiler_is_free_once_an_optimizer_steps():
     model, x = planned("later", stack(), batch(), 0.8), batch()
     optimizer = torch.optim.SGD(model.parameters())
@@ -233,7 +236,7 @@ class Broken(nn.Module):
         return x
 
 
-@pytest.mark.parametrize("make", [stack, Broken])
+@pytest.mark.parametrize("make", [stack, pytest.param(Broken, marks=pytest.mark.sweep)])
 def test_a_plan_is_made_within_a_measured_block_and_not_measured_with_it(make):
     model, x = planned("later", make(), batch(), "8MiB"), batch()
     peaks = []
@@ -246,6 +249,7 @@ def test_a_plan_is_made_within_a_measured_block_and_not_measured_with_it(make):
     assert peaks[0] <= 1.1 * peaks[-1]
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning", "ignore:The .grad attribute")
 @pytest.mark.parametrize("way", swept(WAYS, ["later"]))
 def test_two_models_in_one_step(way):
@@ -317,6 +321,7 @@ def test_a_checkpoint_around_the_model(way):
         assert gradients_equal(own, plain)
 
 
+@pytest.mark.sweep
 def test_a_copy_made_between_forward_and_backward():
     x, own, plain = batch(), stack(), stack()
     model = planned("by example", own, x, budget_for(0.9))
@@ -346,6 +351,7 @@ class Penalised(nn.Module):
         return score + gradient.square().sum()
 
 
+@pytest.mark.sweep
 def test_a_gradient_of_a_gradient_within_the_first_forward_runs_as_it_is():
     torch.manual_seed(0)
     plain = Penalised()

@@ -71,7 +71,9 @@ def gradients(model):
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize("door", ["rematerialize", "compile"])
+@pytest.mark.parametrize(
+    "door", ["rematerialize", pytest.param("compile", marks=pytest.mark.sweep)]
+)
 def test_several_regions_have_a_fraction_of_plains_measured_peak(door):
     plain, model = made(0.7, door)
     for count in range(6):
@@ -89,6 +91,7 @@ def test_several_regions_have_a_fraction_of_plains_measured_peak(door):
     torch.compiler.reset()  # which ends what is recorded of the last step
 
 
+@pytest.mark.sweep
 def test_gradients_that_were_there_count_in_it_as_new():
     peaks = []
     for to_none in (True, False):
@@ -99,6 +102,7 @@ def test_gradients_that_were_there_count_in_it_as_new():
     assert peaks[0] == peaks[1]
 
 
+@pytest.mark.sweep
 def test_a_larger_step_raises_it_in_proportion():
     _, model = made(0.7)
     for _ in range(4):
@@ -130,6 +134,7 @@ class Heads(nn.Module):
         return self.left(x), self.right(x)
 
 
+@pytest.mark.sweep
 def test_outputs_that_are_used_in_turn_do_not_raise_it():
     """Plain autograd keeps the same, whichever gradients come."""
     model = remat.rematerialize(Heads(), budget=0.9, limit_seconds=0.1)
@@ -140,6 +145,7 @@ def test_outputs_that_are_used_in_turn_do_not_raise_it():
     assert model.plan.plain_basis == "measured"
 
 
+@pytest.mark.sweep
 def test_where_no_plain_step_can_be_measured_it_is_predicted(monkeypatch):
     monkeypatch.setattr("remat.session.judge.has_room_for_plain", lambda *_: False)
     _, model = made(0.8)
@@ -182,6 +188,7 @@ class Many(nn.Module):
         return made
 
 
+@pytest.mark.sweep
 def test_a_plan_made_again_is_of_the_fraction_that_it_shows():
     torch.manual_seed(0)
     plain = Many()

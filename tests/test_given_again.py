@@ -67,6 +67,7 @@ def tight():
     return planned(copy.deepcopy(plain), sized(64), budget), plain, budget
 
 
+@pytest.mark.sweep
 def test_less_is_stored_at_hardly_any_cost(tight, tmp_path, monkeypatch):
     ours, plain, budget = tight
     x = sized(64)
@@ -90,6 +91,7 @@ def test_less_is_stored_at_hardly_any_cost(tight, tmp_path, monkeypatch):
     assert ours.plan.predicted_overhead < before.predicted_overhead
 
 
+@pytest.mark.sweep
 def test_other_sizes_take_the_groups_of_known_plans(tight):
     ours, plain, _ = tight
     for rows in (60, 40, 64):

@@ -25,7 +25,9 @@ on_cuda = [
 ]
 needs_cuda = pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_cuda)])
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-anywhere = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_cuda)])
+anywhere = pytest.mark.parametrize(
+    "device", [pytest.param("cpu", marks=pytest.mark.sweep), pytest.param("cuda", marks=on_cuda)]
+)
 
 
 @pytest.fixture(autouse=True)

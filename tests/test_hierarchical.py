@@ -70,6 +70,7 @@ def depth_of(block):
     return 1 + max(map(depth_of, inside), default=-1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("make", "most", "depth"), [(HILP, 4, 2), pytest.param(HTWRemat, 2, 3, marks=pytest.mark.sweep)]
 )

@@ -33,6 +33,7 @@ def lowest(hierarchy):
     }
 
 
+@pytest.mark.sweep
 def test_more_layers_make_no_more_kinds_of_lowest_blocks(cut):
     few, many = map(lowest, cut)
     assert many.keys() <= few.keys()

@@ -1,6 +1,7 @@
 """Imports go one way: between the five packages, between the modules of each, and its folders."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import itertools
@@ -43,13 +44,19 @@ def imports_of(node, *, for_types=False):
         yield from imports_of(child, for_types=for_types)
 
 
+@functools.cache
+def names_in(path, *, for_types=False):
+    """Names that a file imports, read once for all tests."""
+    return frozenset(imports_of(ast.parse(path.read_text()), for_types=for_types))
+
+
 def edges_of(package):
     """Map each module to those of its package that it imports: where it holds, for types too."""
     modules = modules_of(package)
     assert modules
     edges = {}
     for name, path in modules.items():
-        wanted = set(imports_of(ast.parse(path.read_text()), for_types=True))
+        wanted = names_in(path, for_types=True)
         wanted = {w if w in modules else w.rpartition(".")[0] for w in wanted}
         edges[name] = wanted & modules.keys()
     return edges
@@ -85,7 +92,7 @@ def test_no_modules_import_one_another(package):
 def test_a_package_imports_only_those_below_it(package):
     others = MAY_IMPORT.keys() - MAY_IMPORT[package] - {package}
     for path in modules_of(package).values():
-        tops = {name.partition(".")[0] for name in imports_of(ast.parse(path.read_text()))}
+        tops = {name.partition(".")[0] for name in names_in(path)}
         assert not tops & others, path
 
 
@@ -146,7 +153,7 @@ def test_a_package_imports_only_what_it_declares(package):
     name = package.replace("_", "-")
     distributions = metadata.packages_distributions()
     for path in modules_of(package).values():
-        tops = {each.partition(".")[0] for each in imports_of(ast.parse(path.read_text()))}
+        tops = {each.partition(".")[0] for each in names_in(path)}
         for top in tops - sys.stdlib_module_names - {package}:
             offered = {canonicalize_name(each) for each in distributions.get(top, [top])}
             assert offered & declared(name), f"{path} imports {top}"

@@ -102,6 +102,7 @@ def test_a_step_of_groups_is_right(planned):
     assert_same_steps(ours, plain, batch())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("of", ["last", pytest.param("both", marks=pytest.mark.sweep)])
 def test_other_backwards_than_planned_for_are_right(planned, of):
     ours, plain = planned
@@ -127,6 +128,7 @@ def test_a_backward_in_part_is_right(planned):
         torch.testing.assert_close(one, two, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.sweep
 def test_what_groups_take_lowers_no_target_of_eager_kernels(planned, monkeypatch):
     plain, x = copy.deepcopy(planned[1]), batch()
     budget = remat.plan(plain, x, budget=1.0, costs="estimate").budget_bytes * 5 // 4
@@ -189,6 +191,7 @@ def test_under_autocast():
         assert (a.grad - b.grad).abs().max() <= 0.05 * b.grad.abs().max()
 
 
+@pytest.mark.sweep
 def test_copies_and_pickles_plan_by_groups(planned):
     ours, plain = planned
     for again in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
@@ -286,6 +289,7 @@ def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
         assert ours.plan.measured_peak_bytes <= ours.plan.budget_bytes
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:a step of:remat.BudgetWarning")
 @pytest.mark.parametrize("on_infeasible", ["raise", pytest.param("plain", marks=pytest.mark.sweep)])
 def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog, on_infeasible):
@@ -311,6 +315,7 @@ def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog, on
     assert_same_steps(ours, plain, batch(5))  # regions of another size, found after that
 
 
+@pytest.mark.sweep
 def test_steps_of_ever_new_regions_run_eager_kernels(monkeypatch, caplog):
     monkeypatch.setattr(step_kernels, "_MOST", 3)
     monkeypatch.setattr(step_kernels, "Compilation", Later)
@@ -324,6 +329,7 @@ def test_steps_of_ever_new_regions_run_eager_kernels(monkeypatch, caplog):
     assert groups(ours) == 0
 
 
+@pytest.mark.sweep
 def test_kernels_of_one_size_are_compiled_at_a_time(planned, monkeypatch):
     plain = copy.deepcopy(planned[1])
     started = []
@@ -346,6 +352,7 @@ def test_kernels_of_one_size_are_compiled_at_a_time(planned, monkeypatch):
     assert len(started) == 2
 
 
+@pytest.mark.sweep
 def test_kernels_that_a_plan_needs_besides_are_compiled_beside_the_steps(monkeypatch):
     """Which these are is known once some were measured, and are left out of groups."""
     plain, batches = Layers(1).double(), [batch(9) for _ in range(8)]

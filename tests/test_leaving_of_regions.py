@@ -82,7 +82,11 @@ def predicted(model):
     return model.plan.predicted_peak_bytes
 
 
-@pytest.mark.parametrize("regions", [None, ["first", "second"]], ids=["a graph break", "regions="])
+@pytest.mark.parametrize(
+    "regions",
+    [None, pytest.param(["first", "second"], marks=pytest.mark.sweep)],
+    ids=["a graph break", "regions="],
+)
 def test_they_are_seen_and_planned_for(regions):
     eager, module, _ = hooked()
     held = remat.rematerialize(Halves(), budget=4 * HELD, regions=regions)
@@ -207,6 +211,7 @@ def test_hooks_that_are_gone_leave_gradients_there():
     check_alike(eager, module)
 
 
+@pytest.mark.sweep
 def test_two_forwards_before_a_backward_and_an_evaluation_between_steps():
     eager, module, _ = hooked()
     model = remat.rematerialize(module, budget=4 * HELD, limit_seconds=0.1)
@@ -223,6 +228,7 @@ def test_two_forwards_before_a_backward_and_an_evaluation_between_steps():
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
+@pytest.mark.sweep
 def test_a_plan_is_saved_and_used(tmp_path):
     _, module, _ = hooked()
     model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.1)

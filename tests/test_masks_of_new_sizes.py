@@ -56,6 +56,7 @@ def test_a_mask_that_is_causal_for_some_sizes_is_looked_at_for_each(
     ]
 
 
+@pytest.mark.sweep
 def test_a_mask_that_is_too_large_to_be_computed_is_not_looked_at(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ import torch
 from exec_cases.training import assert_bitwise_equal, train
 from integration_cases.met_in_the_wild import NOT_PLANNED, ONE_REGION, SEVERAL_REGIONS, MixedVolume
 from integration_cases.odd_models import linear, rows, weighted
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -84,7 +85,12 @@ def test_trains_as_eager_does(name, door):
     assert_bitwise_equal(trained(make, args, door)[0], trained(make, args)[0])
 
 
-@pytest.mark.parametrize("name", ONE_REGION)
+@pytest.mark.parametrize(
+    "name",
+    swept(
+        ONE_REGION, ["sparsemax", "repeated by counts", "lengths of segments", "a momentum encoder"]
+    ),
+)
 @pytest.mark.filterwarnings(  # the loss is outside
     "ignore:(a step took|no plan leaves room):remat.BudgetWarning"
 )

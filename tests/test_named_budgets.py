@@ -79,7 +79,11 @@ def refused(budget=1000, blocks=6):
     return caught.value.smallest_bytes
 
 
-@pytest.mark.parametrize("cached", [False, True], ids=["this process", "another process"])
+@pytest.mark.parametrize(
+    "cached",
+    [pytest.param(False, marks=pytest.mark.sweep), True],
+    ids=["this process", "another process"],
+)
 def test_what_is_named_is_enough_whatever_a_later_search_finds(
     cached, tmp_path, monkeypatch, busier
 ):
@@ -99,6 +103,7 @@ def test_what_is_named_is_enough_whatever_a_later_search_finds(
     assert_bitwise_equal(step(model), step(mlp()))
 
 
+@pytest.mark.sweep
 def test_no_more_is_named_than_before(busier):
     named = refused()
     busier()
@@ -121,7 +126,7 @@ class Orthogonal(nn.Module):
         return self.last(x * x.sin())
 
 
-@pytest.mark.parametrize("over_batch", [False, True])
+@pytest.mark.parametrize("over_batch", [pytest.param(False, marks=pytest.mark.sweep), True])
 @pytest.mark.parametrize("share", [pytest.param(0.0, marks=pytest.mark.sweep), 0.01, 0.8], ids=str)
 @pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_what_is_named_by_estimates_was_measured(share, over_batch, kernels):
@@ -147,6 +152,7 @@ def test_what_is_named_by_estimates_was_measured(share, over_batch, kernels):
     assert taken.peak_bytes <= named
 
 
+@pytest.mark.sweep
 def test_a_solver_that_is_named_answers_for_itself(busier):
     named = refused()
     busier()

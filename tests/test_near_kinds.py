@@ -70,6 +70,7 @@ def code_there() -> int:
     return sum(len(item.runnables) for item in gc.get_objects() if isinstance(item, OtherSizes))
 
 
+@pytest.mark.sweep
 def test_a_graph_is_made_for_a_schedule_that_is_new_and_for_no_size_that_is_near(
     trained: tuple[nn.Module, nn.Module, list[int]],
 ) -> None:
@@ -84,7 +85,7 @@ def test_a_graph_is_made_for_a_schedule_that_is_new_and_for_no_size_that_is_near
     assert len(graphs) == code_there() - code <= 2
 
 
-@pytest.fixture(params=["read off", "through all passes"])
+@pytest.fixture(params=["read off", pytest.param("through all passes", marks=pytest.mark.sweep)])
 def _by_way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "through all passes":
         monkeypatch.setattr(SizedRegion, "program_of_sizes", lambda *_: None)
@@ -104,6 +105,7 @@ def test_what_is_weighed_is_what_the_simulator_says() -> None:
         assert kind.incoming_bytes == near_kinds.RegionKind.incoming_bytes.fget(kind)
 
 
+@pytest.mark.sweep
 def test_of_sizes_without_end_few_kinds_are_kept(
     monkeypatch: pytest.MonkeyPatch, trained: tuple[nn.Module, nn.Module, list[int]]
 ) -> None:
@@ -117,6 +119,7 @@ def test_of_sizes_without_end_few_kinds_are_kept(
     assert len(near_kinds_there()) <= 48
 
 
+@pytest.mark.sweep
 def test_a_size_that_comes_again_runs_as_before(
     monkeypatch: pytest.MonkeyPatch, trained: tuple[nn.Module, nn.Module, list[int]]
 ) -> None:

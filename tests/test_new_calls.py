@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 import remat
 
 
+@pytest.mark.sweep
 def test_batches_of_several_shapes_have_their_plans():
     model = planned()
     plans = {32: model.plan}
@@ -27,7 +28,7 @@ def test_batches_of_several_shapes_have_their_plans():
     assert_close(run(model := planned(), *sizes), run(net(), *sizes))
 
 
-@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("dynamic", [None, pytest.param(True, marks=pytest.mark.sweep)])
 def test_sizes_that_torch_compile_leaves_open_have_their_plans(dynamic):
     """TorchDynamo gives one graph for all sizes from the second on; a plan is for one size."""
     torch.compiler.reset()
@@ -63,7 +64,9 @@ class Factored(nn.Module):
         return x.tanh() * factor
 
 
-@pytest.mark.parametrize(("budget", "checkpointed"), [("1MiB", True), (1, False)])
+@pytest.mark.parametrize(
+    ("budget", "checkpointed"), [pytest.param("1MiB", True, marks=pytest.mark.sweep), (1, False)]
+)
 def test_floats_that_torch_compile_leaves_open_are_read(budget, checkpointed):
     torch.compiler.reset()
     original, plain = Factored(checkpointed), Factored(checkpointed)
@@ -254,7 +257,10 @@ class Giving(nn.Module):
 
 
 @pytest.mark.parametrize("breaks", [False, True])
-@pytest.mark.parametrize("counts", [(1, 1, 1, 0, 0, 1, 0), (2, 2, 2, 0, 0, 1, 1, 0, 2, 0)])
+@pytest.mark.parametrize(
+    "counts",
+    [(1, 1, 1, 0, 0, 1, 0), pytest.param((2, 2, 2, 0, 0, 1, 1, 0, 2, 0), marks=pytest.mark.sweep)],
+)
 def test_calls_that_return_fewer_tensors_than_those_before(counts, breaks):
     """What steps have shown is of outputs by their positions: of other outputs it says nothing."""
     plain = Giving(breaks)

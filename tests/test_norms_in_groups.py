@@ -99,6 +99,7 @@ def test_what_is_in_no_group_is_one_op():
     assert calls.count("running_statistics") == 1
 
 
+@pytest.mark.sweep
 def test_compiled_norms_run_again_within_a_budget():
     """Statistics of a batch are taken once, whatever is computed again."""
     model = model_of(torch.float64)[:6]

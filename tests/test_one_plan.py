@@ -193,14 +193,14 @@ def trained_beside(monkeypatch, schedule, **options):
     return model.plan
 
 
-@pytest.mark.parametrize("regions", [None, "[0-9]"])
+@pytest.mark.parametrize("regions", [None, pytest.param("[0-9]", marks=pytest.mark.sweep)])
 def test_what_does_not_fit_here_is_not_taken(monkeypatch, regions):
     """Storing everything is faster, but over the budget."""
     plan = trained_beside(monkeypatch, store_all, budget=0.7, regions=regions)
     assert plan.recomputations
 
 
-@pytest.mark.parametrize("regions", [None, "[0-9]"])
+@pytest.mark.parametrize("regions", [pytest.param(None, marks=pytest.mark.sweep), "[0-9]"])
 @pytest.mark.parametrize("most_times", [1.05, 100.0])
 def test_what_is_much_slower_is_not_taken(monkeypatch, regions, most_times):
     """The minimal peak needs recomputation, for which there is no need here."""

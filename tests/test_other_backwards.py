@@ -66,9 +66,16 @@ def budget():
 
 
 @pytest.mark.parametrize(
-    "way", ["example", pytest.param("later", marks=pytest.mark.sweep), "compiled"]
+    "way",
+    [
+        "example",
+        pytest.param("later", marks=pytest.mark.sweep),
+        pytest.param("compiled", marks=pytest.mark.sweep),
+    ],
 )
-@pytest.mark.parametrize(("after", "told_of"), [(DEPTH // 2, 0), (DEPTH - 1, 1)])
+@pytest.mark.parametrize(
+    ("after", "told_of"), [pytest.param(DEPTH // 2, 0, marks=pytest.mark.sweep), (DEPTH - 1, 1)]
+)
 def test_a_scalar_beside_the_outputs_is_not_the_loss(after, told_of, way, budget):
     model, plain = Penalized(after), Penalized(after)
     call = planned(model, budget, way)
@@ -85,6 +92,7 @@ def test_a_scalar_beside_the_outputs_is_not_the_loss(after, told_of, way, budget
     assert peak.peak_bytes <= budget
 
 
+@pytest.mark.sweep
 def test_a_plan_for_all_outputs_that_does_not_fit_is_not_needed():
     model, plain = Penalized(2), Penalized(2)
     call = remat.rematerialize(model, BATCH, budget="300KiB")

@@ -171,6 +171,7 @@ def test_where_no_plan_fits_otherwise_they_are_not_made_from_the_start(plain, ca
     assert made.plan.kinds[0].deferred
 
 
+@pytest.mark.sweep
 def test_bit_by_bit_they_are_not_made_either_where_no_plan_fits_otherwise(plain):
     model, ids, logits, gradients, peak_bytes = plain
     released = peak_bytes - logits.nbytes  # a plain step that holds the loss alone takes no more
@@ -187,6 +188,7 @@ def test_bit_by_bit_they_are_not_made_either_where_no_plan_fits_otherwise(plain)
     assert torch.equal(output.logits, logits)
 
 
+@pytest.mark.sweep
 def test_a_dry_plan_does_not_make_them_where_none_fits_otherwise_and_can_be_followed(
     plain, tmp_path
 ):
@@ -244,6 +246,7 @@ def test_what_a_loop_makes_of_an_output_that_it_reads_is_told_if_it_is_over(plai
         trained(made, ids)
 
 
+@pytest.mark.sweep
 def test_a_second_loss_over_it_is_seen_in_the_first_step(plain):
     model, ids, _, _, peak_bytes = plain
 
@@ -274,6 +277,7 @@ def test_a_second_loss_over_it_is_seen_in_the_first_step(plain):
         check(named, expected)
 
 
+@pytest.mark.sweep
 def test_other_batches_and_eval(plain):
     model, ids, _, _, peak_bytes = plain
     budget = int(LOW * peak_bytes)
@@ -293,7 +297,14 @@ def test_other_batches_and_eval(plain):
         assert type(made(ids).logits) is torch.Tensor
 
 
-@pytest.mark.parametrize("outputs", ["losses", 3, ["loss", -4]])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        "losses",
+        pytest.param(3, marks=pytest.mark.sweep),
+        pytest.param(["loss", -4], marks=pytest.mark.sweep),
+    ],
+)
 def test_a_name_that_is_not_there_is_refused(plain, outputs):
     model, ids, *_ = plain
     with pytest.raises(remat.RematError, match="'loss', 'logits', 'hidden'"):
@@ -367,7 +378,12 @@ def keep_in(kept, module, args, scores):
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")  # by TorchDynamo
 @pytest.mark.parametrize(
-    "way", ["rematerialize", pytest.param("compile", marks=pytest.mark.sweep), "in two regions"]
+    "way",
+    [
+        "rematerialize",
+        pytest.param("compile", marks=pytest.mark.sweep),
+        pytest.param("in two regions", marks=pytest.mark.sweep),
+    ],
 )
 def test_what_a_hook_keeps_is_made_though_the_model_does_not_return_it(plain, way, monkeypatch):
     """It may be read after the optimizer's step, when it can be made no more."""

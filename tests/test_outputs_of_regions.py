@@ -103,8 +103,8 @@ WAYS = pytest.mark.parametrize(
     "options",
     [
         {},
-        {"regions": "head"},
-        {"outputs": "loss", "numerics": None},
+        pytest.param({"regions": "head"}, marks=pytest.mark.sweep),
+        pytest.param({"outputs": "loss", "numerics": None}, marks=pytest.mark.sweep),
         {"outputs": "loss", "regions": "head"},
     ],
     ids=["learned", "learned, regions=", "named", "named, regions="],
@@ -152,6 +152,7 @@ def test_a_budget_that_no_plan_with_it_reaches_is_kept(plain):
         trained(read, IDS, lambda output: output["logits"].argmax(-1))
 
 
+@pytest.mark.sweep
 def test_bit_by_bit_it_is_not_made_either_where_no_plan_with_it_fits(plain):
     expected, logits, peak_bytes = plain
     budget = peak_bytes - LOGITS
@@ -209,6 +210,7 @@ def test_reading_is_told_of_in_a_step_that_is_recorded_in_part(plain):
         trained(model, read=lambda output: output["logits"] * 1)
 
 
+@pytest.mark.sweep
 def test_what_is_read_in_the_loop_is_made(plain):
     expected, logits, _ = plain
     model = roomy(plain)
@@ -233,7 +235,7 @@ def test_what_one_step_of_several_reads_is_right_and_made_from_then_on(plain, ca
     assert not deferred(model)
 
 
-@pytest.mark.parametrize("factor", [1.02, 2.0])
+@pytest.mark.parametrize("factor", [1.02, pytest.param(2.0, marks=pytest.mark.sweep)])
 def test_reading_between_the_halves_is_told_if_it_may_be_over(plain, factor):
     expected, _, _ = plain
     model = roomy(plain, outputs="loss")
@@ -341,6 +343,7 @@ def test_a_second_loss_over_it_is_planned_for(plain):
         assert all(map(torch.equal, gradients(model), gradients(eager)))
 
 
+@pytest.mark.sweep
 def test_two_forwards_before_a_backward_evaluation_and_other_sizes(plain):
     expected, _, _ = plain
     eager, model = Language(), roomy(plain)
@@ -366,6 +369,7 @@ def test_two_forwards_before_a_backward_evaluation_and_other_sizes(plain):
     assert torch.equal(output["logits"], expected["logits"])
 
 
+@pytest.mark.sweep
 def test_a_plan_is_saved_and_used(plain, tmp_path):
     expected, logits, _ = plain
     model = roomy(plain)

@@ -33,7 +33,13 @@ def step(model, x):
 
 
 @pytest.mark.parametrize(
-    "name", ["drop-statistics", "drop-copies", "merge-equal", "name-causal-masks"]
+    "name",
+    [
+        "drop-statistics",
+        "drop-copies",
+        pytest.param("merge-equal", marks=pytest.mark.sweep),
+        pytest.param("name-causal-masks", marks=pytest.mark.sweep),
+    ],
 )
 def test_a_plan_without_a_pass_is_right(name, monkeypatch):
     x = torch.rand(256, 6, 8)

@@ -49,7 +49,7 @@ def count_plans(monkeypatch):
     return made
 
 
-@pytest.mark.parametrize("name", ["two-heads", "early-exit"])
+@pytest.mark.parametrize("name", [pytest.param("two-heads", marks=pytest.mark.sweep), "early-exit"])
 def test_patterns_that_come_in_turn_are_planned_once_each(name, monkeypatch):
     made = count_plans(monkeypatch)
     train(name, "2.2MiB", [step for step in range(15) if step % 7])
@@ -206,6 +206,7 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
     assert is_part(planned.moments, pressed.moments)  # which has more: where memory is given back
 
 
+@pytest.mark.sweep
 def test_two_models_in_one_step_are_both_planned():
     """Each records its steps, which overlap."""
     torch.manual_seed(0)

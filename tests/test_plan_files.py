@@ -92,7 +92,14 @@ def test_a_saved_plan_is_used_without_solving(made, tmp_path, no_solving):
     trains_as(model, mlp(), BATCH)
 
 
-@pytest.mark.parametrize(("make", "call"), [(mlp, BATCH), (Tied, TOKENS), (TiedHead, TOKENS)])
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        pytest.param(mlp, BATCH, marks=pytest.mark.sweep),
+        pytest.param(Tied, TOKENS, marks=pytest.mark.sweep),
+        (TiedHead, TOKENS),
+    ],
+)
 def test_a_dry_plan_of_a_model_without_data_is_used_later(make, call, tmp_path):
     with torch.device("meta"):
         shape = make()
@@ -304,7 +311,7 @@ def layouts(monkeypatch):
     return choose
 
 
-@pytest.mark.parametrize("numerics", ["bitwise", "rounding"])
+@pytest.mark.parametrize("numerics", ["bitwise", pytest.param("rounding", marks=pytest.mark.sweep)])
 def test_a_plan_that_chooses_makers_and_layouts_is_used_again(
     numerics, layouts, tmp_path, monkeypatch
 ):

@@ -28,6 +28,7 @@ class Gated(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.sweep
 def test_only_the_program_that_was_fastest_is_solved_for_less(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

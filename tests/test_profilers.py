@@ -114,7 +114,13 @@ def names(profiler):
 
 @pytest.mark.parametrize(
     ("moment", "regions"),
-    [("before", 2), ("forward", 1), ("within the backward", 2), ("backward", 2), ("optimizer", 1)],
+    [
+        pytest.param("before", 2, marks=pytest.mark.sweep),
+        pytest.param("forward", 1, marks=pytest.mark.sweep),
+        ("within the backward", 2),
+        ("backward", 2),
+        ("optimizer", 1),
+    ],
 )
 def test_a_profiler_begins_at_any_moment_of_a_recorded_step(moment, regions):
     profiler = torch.profiler.profile(profile_memory=True)

@@ -71,6 +71,7 @@ def train(model, x):
     return len(runs), [parameter.grad.clone() for parameter in model.parameters()]
 
 
+@pytest.mark.sweep
 def test_an_operator_of_another_library_runs_as_often_as_in_eager():
     torch.manual_seed(0)
     model, x = Drifting(), torch.randn(512, 64)

@@ -169,6 +169,7 @@ def test_steps_in_which_regions_are_planned_are_told_of_and_in_the_end_refused()
     assert refused.smallest_bytes >= 8 * budget  # as the first of them needed
 
 
+@pytest.mark.sweep
 def test_a_share_is_known_once_the_second_step_has_run_plain_and_steps_after_it_are_told_of():
     """Where a region is planned in each step, too."""
     torch.manual_seed(0)
@@ -242,6 +243,7 @@ def test_a_step_over_its_plan_in_which_regions_were_planned_is_planned_anew():
     assert peak_of(model) <= budget
 
 
+@pytest.mark.sweep
 def test_what_is_made_but_once_does_not_stay_in_the_plan():
     torch.manual_seed(0)
     original = Settles()

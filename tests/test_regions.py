@@ -82,6 +82,7 @@ def test_a_model_with_breaks_trains_exactly_and_within_the_budget(share):
     assert "break" in str(model.plan)
 
 
+@pytest.mark.sweep
 def test_a_pattern_that_changes_stays_within_the_budget_at_every_step():
     original, plain, x, y = pair(blocks=8, left_out=0.3)
     plain.left_out = 0.0
@@ -152,7 +153,7 @@ class Aside(nn.Module):
         return y, other
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("held", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_an_output_outside_the_loss_does_not_keep_a_step_from_ending(held):
     torch.manual_seed(0)
     plain, x = Aside(), torch.randn(64, 64)
@@ -227,7 +228,9 @@ def raises(gradient):
     raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize(("where", "step"), [("backward", 1), ("forward", 4)])
+@pytest.mark.parametrize(
+    ("where", "step"), [pytest.param("backward", 1, marks=pytest.mark.sweep), ("forward", 4)]
+)
 def test_a_step_after_one_that_was_interrupted_is_right_and_within_the_budget(where, step):
     torch.manual_seed(0)
     plain, x = Aside(), torch.randn(64, 64)
@@ -349,7 +352,11 @@ ROWS = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
     "how",
-    ["rematerialized", pytest.param("compiled", marks=pytest.mark.sweep), "compiled by blocks"],
+    [
+        "rematerialized",
+        pytest.param("compiled", marks=pytest.mark.sweep),
+        pytest.param("compiled by blocks", marks=pytest.mark.sweep),
+    ],
 )
 def test_several_calls_before_a_backward_have_one_budget(how):
     """Of a model that is one graph, or of blocks that are compiled each by itself."""
@@ -415,6 +422,7 @@ class Coder(nn.Module):
         return self.decoder(code)
 
 
+@pytest.mark.sweep
 def test_regions_that_methods_beside_the_forward_call_are_planned_together():
     torch.manual_seed(0)
     original = Coder()

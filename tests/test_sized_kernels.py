@@ -97,6 +97,7 @@ def is_grouped(run: nn.Module) -> bool:
     return any(op.name.endswith("__fused") for op in run.plan.graph.ops)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", swept(["attention", "dropout", "graph", "images"], ["dropout"]))
 def test_a_group_is_compiled_once_for_all_sizes(name: str, compiled: list[SizedCode | str]) -> None:
     """From when it is there on, each size runs by it: dropout's masks are those of eager."""
@@ -114,6 +115,7 @@ def test_a_group_is_compiled_once_for_all_sizes(name: str, compiled: list[SizedC
     assert {each.failure for each in compiled} == {None}
 
 
+@pytest.mark.sweep
 def test_plans_of_groups_serve_sizes_that_are_near(compiled: list[SizedCode | str]) -> None:
     """Within a budget that not all of them can store everything in."""
     make, inputs_of, _ = MODELS["graph"]

@@ -139,7 +139,7 @@ def translated(monkeypatch: pytest.MonkeyPatch) -> list[RunnablePlan]:
     return plans
 
 
-@pytest.mark.parametrize("name", swept(MODELS, ("dropout", "gated", "images")))
+@pytest.mark.parametrize("name", swept(MODELS, ["dropout"]))
 def test_new_sizes_run_in_slices_within_the_budget_and_right(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -226,6 +226,7 @@ def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(
         assert unsliced.program == other.program
 
 
+@pytest.mark.sweep
 def test_what_rules_do_not_allow_for_a_size_is_not_cut_so(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     first, other, short = sizes_of(Language(), *(words(2, n, n) for n in (70, 60, 52, 3)))
@@ -238,6 +239,7 @@ def test_what_rules_do_not_allow_for_a_size_is_not_cut_so(monkeypatch: pytest.Mo
     assert near.at(call) is None
 
 
+@pytest.mark.sweep
 def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled: list[str] = []
     compile_ = codegen._compiled
@@ -261,7 +263,11 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
     assert all(planned.capture.sliced for planned in near)
 
 
-@pytest.mark.parametrize(("numerics", "fraction"), [(None, 0.96), ("rounding", 0.6)])
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("numerics", "fraction"),
+    [pytest.param(None, 0.96, marks=pytest.mark.sweep), ("rounding", 0.6)],
+)
 def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
     numerics: str | None, fraction: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -287,7 +293,9 @@ def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
     assert len(larger) == 2
 
 
-@pytest.mark.parametrize(("mebibytes", "differentiated"), [(4, False), (6, True)])
+@pytest.mark.parametrize(
+    ("mebibytes", "differentiated"), [pytest.param(4, False, marks=pytest.mark.sweep), (6, True)]
+)
 def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     mebibytes: int,
     differentiated: bool,
@@ -334,6 +342,7 @@ def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     assert bool(last.capture.sliced) == (not differentiated)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("numerics", [pytest.param(None, marks=pytest.mark.sweep), "rounding"])
 def test_labels_may_be_of_another_shape_than_words(
     numerics: str | None, monkeypatch: pytest.MonkeyPatch
@@ -359,6 +368,7 @@ def test_labels_may_be_of_another_shape_than_words(
     assert len(near) == near_before
 
 
+@pytest.mark.sweep
 def test_a_size_runs_whole_where_that_fits_and_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first whole one has values that were in slices before: it is rehearsed."""
     near = translated(monkeypatch)

@@ -58,9 +58,23 @@ def trained(model, autocast, scale, peak=nullcontext, steps=4):
     ("adapted", "autocast", "scale", "share"),
     [
         pytest.param(False, torch.bfloat16, None, 0.5, id="autocast"),
-        pytest.param(False, torch.float16, 2.0**30, 0.5, id="scaled, too much at first"),
+        pytest.param(
+            False,
+            torch.float16,
+            2.0**30,
+            0.5,
+            id="scaled, too much at first",
+            marks=pytest.mark.sweep,
+        ),
         pytest.param(True, None, None, 0.3, id="low-rank adapters", marks=pytest.mark.sweep),
-        pytest.param(True, torch.bfloat16, None, 0.3, id="low-rank adapters within autocast"),
+        pytest.param(
+            True,
+            torch.bfloat16,
+            None,
+            0.3,
+            id="low-rank adapters within autocast",
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_a_loop_in_slices_trains_as_the_plain_model(adapted, autocast, scale, share):
@@ -90,6 +104,7 @@ def test_a_loop_in_slices_trains_as_the_plain_model(adapted, autocast, scale, sh
         assert (one - other).abs().max() <= tolerance * moved + 1e-7
 
 
+@pytest.mark.sweep
 def test_what_is_traced_anew_runs_by_the_plan_that_is_known(monkeypatch):
     """TorchDynamo guards the length of a list that a hook appends to."""
     solved, best = [], task.best_within

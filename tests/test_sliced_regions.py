@@ -41,7 +41,9 @@ def budget_of(plain):
 
 
 @pytest.mark.parametrize(
-    ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
+    ("whole", "regions"),
+    [(False, None), pytest.param(True, "head", marks=pytest.mark.sweep)],
+    ids=["a graph break", "regions="],
 )
 def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
     plain = Headed(whole)
@@ -79,7 +81,9 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("whole", "regions"), [(False, None), (True, "head")], ids=["a graph break", "regions="]
+    ("whole", "regions"),
+    [(False, None), pytest.param(True, "head", marks=pytest.mark.sweep)],
+    ids=["a graph break", "regions="],
 )
 def test_a_refusal_says_what_slices_reach(whole, regions):
     plain = Headed(whole)

@@ -298,6 +298,7 @@ def plain():
     return model, [each.clone() for each in expected], peak.peak_bytes
 
 
+@pytest.mark.sweep
 def test_a_budget_below_the_floor_of_whole_values(plain, tmp_path):
     model, expected, peak_bytes = plain
     budget = int(0.4 * peak_bytes)

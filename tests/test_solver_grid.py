@@ -33,6 +33,7 @@ def table(*rows):
     return {(row["model"], row["budget"], row["solver"]): row for row in rows}
 
 
+@pytest.mark.sweep
 def test_cells_are_solved_apart_and_say_how_they_went(graph, tmp_path):
     path = tmp_path / "graph.hierarchy.json"
     save(partition(graph), path)

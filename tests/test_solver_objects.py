@@ -57,7 +57,7 @@ def step(model):
     [
         pytest.param("rematerialize", False, marks=pytest.mark.sweep),
         ("rematerialize", True),
-        ("compile", False),
+        pytest.param("compile", False, marks=pytest.mark.sweep),
     ],
 )
 def test_a_model_trains_by_objects(way, breaks):
@@ -75,6 +75,7 @@ def test_a_model_trains_by_objects(way, breaks):
         assert "h-ilp(most_options=40)" in str(model.plan)
 
 
+@pytest.mark.sweep
 def test_plans_and_curves_by_objects(tmp_path):
     partitioner = Noted()
     options = {"solver": TREE, "partitioner": partitioner, "costs": "estimate"}

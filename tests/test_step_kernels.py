@@ -116,6 +116,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     return seen
 
 
+@pytest.mark.sweep
 def test_regions_of_ever_new_sizes_share_their_kernels(
     monkeypatch: pytest.MonkeyPatch, measured: list[str]
 ) -> None:

@@ -127,6 +127,7 @@ torch.set_num_threads(1)
 """
 
 
+@pytest.mark.sweep
 def test_a_new_process_trains_with_the_same_bits(made, tmp_path):
     path, plan = made
     body = f"""
@@ -151,6 +152,7 @@ def gpt2():
     return transformers.GPT2LMHeadModel(config)
 
 
+@pytest.mark.sweep
 def test_blocks_of_a_transformer_that_are_regions(tmp_path, monkeypatch):
     tokens = torch.arange(128).reshape(4, 32) % 64
 
@@ -182,6 +184,7 @@ def test_blocks_of_a_transformer_that_are_regions(tmp_path, monkeypatch):
         train(use(tmp_path / "blocks.json", gpt2(), regions="transformer.h.*.mlp"), 0)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
 def test_the_back_end_tells_its_plans_and_takes_them(made, tmp_path, monkeypatch):
     torch._dynamo.reset()
@@ -276,6 +279,7 @@ class Loop(nn.Module):
         return x.square().mean()
 
 
+@pytest.mark.sweep
 def test_other_calls_of_the_same_regions_are_planned_anew_by_their_schedules(monkeypatch, caplog):
     first = remat.rematerialize(seeded(Loop), budget=0.8, costs="estimate", limit_seconds=0.1)
     for seed in range(4):

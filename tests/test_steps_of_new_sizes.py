@@ -43,6 +43,7 @@ def masked_tokens(seed: int) -> tuple[torch.Tensor, ...]:
     return ids, torch.rand(8, 32, generator=generator) < 0.3
 
 
+@pytest.mark.sweep
 def test_a_count_that_the_data_decide(monkeypatch: pytest.MonkeyPatch, traces: list[str]) -> None:
     solved: list[object] = []
     front = kind_finder.region_front
@@ -159,6 +160,7 @@ class InTwo(nn.Module):
         return self.second(x).square().mean()
 
 
+@pytest.mark.sweep
 def test_smaller_steps_of_several_regions_store_what_larger_ones_compute_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -20,6 +20,7 @@ def example():
     return zoo.build(NAME)
 
 
+@pytest.mark.sweep
 def test_a_curve_of_a_model_is_what_plan_says_at_its_budgets(example):
     before = {name: tensor.clone() for name, tensor in example.model.state_dict().items()}
     call = (example.model, example.args, example.kwargs)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from exec_cases.training import Record, assert_bitwise_equal, assert_close, train
+from integration_cases.sweeps import swept
 
 import remat
 from zoo import Example, gpt2, inplace, transformer
@@ -20,7 +21,7 @@ EXAMPLES = {  # half as deep as the tiny ones of the zoo, which train no other w
     "transformer": lambda: transformer.make("transformer", (1, 32, 2, 6, 16)),
     "gpt2": lambda: gpt2.make("gpt2", (1, 32, 2, 64, 4, 24)),
 }
-NAMES = ("inplace", "transformer")
+NAMES = swept(["inplace", "transformer"], ["transformer"])
 # Everything computed by the program is what eager computes bit by bit; this sums in another order.
 SUMS_IN_ANOTHER_ORDER = ("inplace",)
 # Its loss takes less than what a loss of all its outputs is allowed, so it is handed over.
@@ -108,6 +109,7 @@ def test_other_ways_to_make_the_same_bits_change_none(reference):
     assert peak.peak_bytes <= model.plan.budget_bytes
 
 
+@pytest.mark.sweep
 def test_training_with_adam_and_clipped_gradients():
     def clipped(model, _):
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)

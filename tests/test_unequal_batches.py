@@ -6,6 +6,7 @@ import copy
 import random
 import warnings
 
+import pytest
 import torch
 from integration_cases.unequal import Words, batch
 
@@ -13,6 +14,7 @@ import remat
 from remat_exec import measure_peak
 
 
+@pytest.mark.sweep
 def test_gradients_add_up_over_unequal_micro_batches() -> None:
     torch.manual_seed(0)
     eager = Words()

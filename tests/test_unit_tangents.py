@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration_cases.language import Language
+from integration_cases.sweeps import swept
 from test_slices import MODELS, built
 from torch import nn
 from torch.nn import functional
@@ -40,7 +41,7 @@ def gradients(run, model, args, tangent=1.0):
     return [parameter.grad for parameter in model.parameters()]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", swept(MODELS, ["head", "smoothed labels", "attention", "images"]))
 def test_gradients_made_in_the_forward_are_those_of_the_whole(name):
     model, args = built(name)
     able = able_to(model, args, "measure")
@@ -171,7 +172,7 @@ class RandomHead(nn.Module):
         return loss + hidden.square().mean() if self.beside else loss
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(st.data())
 def test_random_heads(data):
     check_random_head(data.draw)
@@ -264,12 +265,15 @@ LOOPS = {
 }
 
 
-@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+@pytest.mark.parametrize(
+    "loop",
+    swept(LOOPS, ["a tangent that is no number"]),
+)
 def test_other_backwards_than_planned(two, loop):
     model, planned, budget = two
     for each in two[:2]:
         each.zero_grad(set_to_none=True)
-        loop(each, model.ids)
+        LOOPS[loop](each, model.ids)
     pairs = zip(planned.parameters(), model.parameters(), strict=True)
     for one, other in pairs:
         assert (one.grad is None) == (other.grad is None)

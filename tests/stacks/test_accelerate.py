@@ -33,7 +33,8 @@ def trained(model, wrap_last, precision="no"):
 
 
 @pytest.mark.parametrize(
-    ("when", "precision"), [("before", "bf16"), ("after", "no"), ("after", "bf16")]
+    ("when", "precision"),
+    [pytest.param("before", "bf16", marks=pytest.mark.sweep), ("after", "no"), ("after", "bf16")],
 )
 def test_weights_are_those_of_the_plain_model(precision, when):
     eager, _ = trained(made(Blocks), lambda model: model, precision)

@@ -243,7 +243,9 @@ class Wide(Blocks):
 
 
 @pytest.mark.parametrize("second", [pytest.param(Blocks, marks=pytest.mark.sweep), Wide])
-@pytest.mark.parametrize("options", [{"budget": 0.9, "limit_seconds": 0.1}, None])
+@pytest.mark.parametrize(
+    "options", [pytest.param({"budget": 0.9, "limit_seconds": 0.1}, marks=pytest.mark.sweep), None]
+)
 def test_each_model_that_is_compiled_has_a_step_of_its_own(second, options, caplog):
     """Also those with one dict of options, or none, and those whose code is the same."""
     with caplog.at_level("INFO", logger="remat.front.backend"):

@@ -46,7 +46,7 @@ def test_a_whole_module_planned_before_the_training():
     assert_same_state(module, trained(made(Lightning)))
 
 
-@pytest.mark.parametrize("part", [False, True])
+@pytest.mark.parametrize("part", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_mixed_precision(part):
     module = made(Lightning)
     if part:

@@ -47,7 +47,7 @@ def train_both(model, eager, call, monkeypatch, steps=3, rtol=0.0):
     assert_planned(model)
 
 
-@pytest.mark.parametrize("example", [True, False])
+@pytest.mark.parametrize("example", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_heads_in_turn(monkeypatch, example):
     model = rematerialized(made(Heads), *([batch()] if example else []))
     eager = made(Heads)
@@ -112,6 +112,7 @@ def convnext():
     return made(transformers.ConvNextModel, config)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:step 1 took:remat.BudgetWarning")
 def test_only_the_last_hidden_state_of_wav2vec2(monkeypatch):
     def call(each, step):
@@ -121,6 +122,7 @@ def test_only_the_last_hidden_state_of_wav2vec2(monkeypatch):
     train_both(rematerialized(wav2vec2()), wav2vec2(), call, monkeypatch, steps=6)
 
 
+@pytest.mark.sweep
 def test_only_the_pooled_output_of_convnext(monkeypatch):
     def call(each, step):
         images = batch(step, 4 * 3 * 32, 32).reshape(4, 3, 32, 32)
@@ -131,6 +133,7 @@ def test_only_the_pooled_output_of_convnext(monkeypatch):
     train_both(model, convnext(), call, monkeypatch, rtol=1e-5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("kind", "cache"),
     [

@@ -41,6 +41,7 @@ def test_adapters_are_trained_as_in_the_plain_model():
     assert_same_state(model, eager)
 
 
+@pytest.mark.sweep
 def test_inputs_that_are_made_to_require_gradients():
     """A hook on the embedding, which PEFT's users set for checkpointing: no break, one region."""
     model, eager = adapted(gpt2()), adapted(gpt2())
@@ -54,6 +55,7 @@ def test_inputs_that_are_made_to_require_gradients():
     assert_same_gradients(model, eager)
 
 
+@pytest.mark.sweep
 def test_adapters_switched_off_and_on_again_and_merged():
     model, eager = trained(rematerialized(adapted(gpt2()))), trained(adapted(gpt2()))
     logits = []

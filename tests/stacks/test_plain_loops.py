@@ -7,6 +7,7 @@ import pickle
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal
+from integration_cases.sweeps import swept
 from stack_cases.models import (
     Watched,
     assert_planned,
@@ -37,7 +38,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", swept(NAMES, ["two optimizers", "averages of the weights"]))
 def test_what_a_loop_leaves_behind_is_that_of_the_plain_model(name):
     watched = Watched(by_hand.LOOPS[name])
     assert_same_tensors(watched.got, watched.expected)
@@ -52,6 +53,7 @@ def train_in_pairs(model):
         (square(first) + square(second)).backward()
 
 
+@pytest.mark.sweep
 def test_two_forwards_before_their_backwards():
     """Told of in the first step; both have one budget from then on."""
     model, eager = rematerialized(made(Blocks), budget=0.85), made(Blocks)
@@ -72,6 +74,7 @@ def test_scaled_losses():
     assert_planned(watched.models[0])
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_in_the_middle():
     model, eager = pair()
     for each in (model, eager):
@@ -88,7 +91,10 @@ def test_a_checkpoint_in_the_middle():
 @pytest.mark.parametrize("planned", [True, pytest.param(False, marks=pytest.mark.sweep)])
 @pytest.mark.parametrize(
     "duplicate",
-    [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    [
+        pytest.param(copy.deepcopy, marks=pytest.mark.sweep),
+        lambda model: pickle.loads(pickle.dumps(model)),
+    ],
     ids=["deepcopy", "pickle"],
 )
 def test_a_copy_trains_by_itself(duplicate, planned):
@@ -127,6 +133,7 @@ def test_an_optimizer_that_steps_within_the_backward():
     assert_same_state(model, eager)
 
 
+@pytest.mark.sweep
 def test_a_loop_whose_batches_are_of_drawn_sizes_leaves_behind_what_the_plain_model_does():
     def wrap(model):
         return remat.rematerialize(model, budget=0.8, limit_seconds=0.1)

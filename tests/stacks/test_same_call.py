@@ -10,6 +10,7 @@ from torch import nn
 from loop_cases.models import Blocks, batch, gpt2, made, square, tokens
 
 
+@pytest.mark.sweep
 def test_saving_between_steps_changes_the_config_and_needs_no_plan(tmp_path):
     model, eager, plans = rematerialized(gpt2()), gpt2(), []
     for step in range(3):
@@ -39,6 +40,7 @@ def vit():
     return made(transformers.ViTForImageClassification, config)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", [bert, pytest.param(vit, marks=pytest.mark.sweep)])
 def test_the_kind_of_problem_is_set_in_the_first_forward(kind):
     model, eager, plans = rematerialized(kind()), kind(), []
@@ -99,7 +101,7 @@ class Normed(nn.Module):
         return self.blocks(self.norm(self.enter(x)))
 
 
-@pytest.mark.parametrize("example", [True, False])
+@pytest.mark.parametrize("example", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_training_in_eval_mode_is_planned_for(example):
     """Batch norm frozen and dropout off, as in fine-tuning."""
     model, eager = made(Normed).eval(), made(Normed).eval()

@@ -25,7 +25,7 @@ class Warning(Blocks):
         return super().forward(x)
 
 
-@pytest.mark.parametrize("example", [True, False])
+@pytest.mark.parametrize("example", [pytest.param(True, marks=pytest.mark.sweep), False])
 def test_steps_are_counted_once_each_and_planned_for_once(example):
     original = made(Counting)
     model = rematerialized(original, *([batch()] if example else []))
@@ -36,6 +36,7 @@ def test_steps_are_counted_once_each_and_planned_for_once(example):
     assert_planned(model)
 
 
+@pytest.mark.sweep
 def test_a_counted_step_within_a_measured_block_has_its_plan():
     """Each number is another call to TorchDynamo, of a graph that is known."""
     model = rematerialized(made(Counting))

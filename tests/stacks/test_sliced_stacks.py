@@ -20,7 +20,7 @@ def test_without_slices_the_budget_is_too_small():
         remat.rematerialize(Headed(whole=True), (words(0),), **IN_SLICES | {"numerics": None})
 
 
-@pytest.mark.parametrize("wraps", ["remat", "peft"])
+@pytest.mark.parametrize("wraps", [pytest.param("remat", marks=pytest.mark.sweep), "peft"])
 def test_adapters_train_in_slices(wraps):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["up", "down", "out"], init_lora_weights=False)
@@ -42,6 +42,7 @@ def test_adapters_train_in_slices(wraps):
     assert any(kind.sliced for kind in sliced.plan.kinds)
 
 
+@pytest.mark.sweep
 def test_calls_of_other_sizes_run_in_slices():
     plain = Headed(whole=True)
     model = remat.rematerialize(copy.deepcopy(plain), (words(0),), **IN_SLICES)
@@ -72,7 +73,10 @@ class Convolutions(nn.Module):
     "of_weights",
     [pytest.param(torch.contiguous_format, marks=pytest.mark.sweep), torch.channels_last],
 )
-@pytest.mark.parametrize("of_images", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    "of_images",
+    [pytest.param(torch.contiguous_format, marks=pytest.mark.sweep), torch.channels_last],
+)
 def test_layouts_of_a_convolution_stack_in_slices(of_weights, of_images):
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     images = images.to(memory_format=of_images)

@@ -42,6 +42,7 @@ def test_bf16_is_close_and_autocast_ends_with_the_training(tmp_path):
     assert_moved_alike(model, eager, gpt2(depth=1))
 
 
+@pytest.mark.sweep
 def test_bf16_with_an_example_at_construction(tmp_path):
     """The example was without autocast, and its larger budget is kept."""
     model, eager = rematerialized(gpt2(depth=1), input_ids=tokens(), labels=tokens()), gpt2(depth=1)
@@ -54,6 +55,7 @@ def test_bf16_with_an_example_at_construction(tmp_path):
     assert_moved_alike(model, eager, gpt2(depth=1))
 
 
+@pytest.mark.sweep
 def test_another_number_of_labels_in_a_batch_is_no_new_plan(tmp_path):
     """The Trainer hands that number to the model as an argument."""
     plans = []
@@ -67,6 +69,7 @@ def test_another_number_of_labels_in_a_batch_is_no_new_plan(tmp_path):
     assert all(plan is plans[0] for plan in plans)
 
 
+@pytest.mark.sweep
 def test_a_smaller_last_batch_and_evaluation(tmp_path):
     losses = []
     for model in (rematerialized(gpt2(depth=1)), gpt2(depth=1)):
@@ -78,6 +81,7 @@ def test_a_smaller_last_batch_and_evaluation(tmp_path):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.sweep
 def test_what_the_trainer_saves_is_the_model(tmp_path):
     model = rematerialized(gpt2(depth=1))
     trainer(model, tmp_path).save_model()

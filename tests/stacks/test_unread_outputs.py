@@ -26,6 +26,7 @@ def named(model):
     return remat.rematerialize(model, budget="1GiB", outputs="loss")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("precision", ["no", pytest.param("bf16", marks=pytest.mark.sweep)])
 def test_the_trainer_reads_no_logits(tmp_path, precision):
     model, eager = named(gpt2()), gpt2()
@@ -43,6 +44,7 @@ def test_the_trainer_reads_no_logits(tmp_path, precision):
         returned[0].sum()
 
 
+@pytest.mark.sweep
 def test_what_libraries_do_with_outputs():
     model, eager, ids = named(gpt2()), gpt2(), tokens()
     torch.manual_seed(1)

@@ -28,7 +28,9 @@ def wrap(model, calls):
     return model
 
 
-@pytest.mark.parametrize(("planned_first", "times"), [(True, 2), (False, 1)])
+@pytest.mark.parametrize(
+    ("planned_first", "times"), [(True, 2), pytest.param(False, 1, marks=pytest.mark.sweep)]
+)
 def test_a_wrapper_set_on_the_instance(planned_first, times):
     model, eager, calls = made(Blocks), made(Blocks), []
     if planned_first:
@@ -43,6 +45,7 @@ def test_a_wrapper_set_on_the_instance(planned_first, times):
     assert len(calls) == 3 * times
 
 
+@pytest.mark.sweep
 def test_a_wrapper_of_an_inner_forward():
     model, eager, calls = made(Blocks), made(Blocks), []
     wrap(model.layers[1], calls)
@@ -53,7 +56,7 @@ def test_a_wrapper_of_an_inner_forward():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("example", [True, False])
+@pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_hooks_of_inner_modules_run_once_a_step(example):
     def hooked(model):
         calls = []
@@ -92,7 +95,14 @@ class Doubled(nn.Module):
         return weight * 2
 
 
-@pytest.mark.parametrize("kind", ["parametrize", "weight_norm", "spectral_norm"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("parametrize", marks=pytest.mark.sweep),
+        pytest.param("weight_norm", marks=pytest.mark.sweep),
+        "spectral_norm",
+    ],
+)
 def test_parametrizations(kind):
     def dressed():
         model = made(Blocks)

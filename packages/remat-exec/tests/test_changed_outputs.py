@@ -123,7 +123,7 @@ SEEDS = [seed for seed in range(230) if runs_in_eager(seed)]
 @pytest.mark.parametrize(
     "seed",
     [
-        pytest.param(seed, marks=() if at % 4 == 0 else pytest.mark.sweep)
+        pytest.param(seed, marks=() if at % 8 == 0 else pytest.mark.sweep)
         for at, seed in enumerate(SEEDS)
     ],
 )

@@ -89,7 +89,9 @@ def schedules(model):
     return [leave_late(graph, schedule) for schedule in (stored, half, least)]
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param(torch.optim.SGD, marks=pytest.mark.sweep), torch.optim.Adam]
+)
 @pytest.mark.parametrize("model", MODELS)
 def test_steps_within_the_backward_are_those_of_eager(model, optimizer):
     module, x, captured = made(model)

@@ -263,6 +263,7 @@ def test_the_log_of_torch_is_quiet_about_older_blocks_and_about_nothing_else(cap
     assert "unknown size" not in capfd.readouterr().err
 
 
+@pytest.mark.sweep
 def test_a_thread_that_ends_while_it_is_recorded_leaves_no_line_on_stderr():
     code = """
 import threading

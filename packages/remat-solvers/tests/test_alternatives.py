@@ -234,6 +234,7 @@ def test_a_wider_choice_is_never_slower(graph, fraction, exact_first):
         before = found.time
 
 
+@pytest.mark.sweep
 def test_gradients_of_convolutions_are_planned_by_their_halves():
     """The best makers are no kind that is the same everywhere: where memory binds, halves."""
     graph = convolutions()
@@ -255,6 +256,7 @@ def test_gradients_of_convolutions_are_planned_by_their_halves():
     assert solve(graph, low, limit_seconds=NO_LIMIT, **options).peak_bytes <= low
 
 
+@pytest.mark.sweep
 def test_a_given_schedule_over_alternatives_is_where_it_begins():
     graph = convolutions()
     alone = graph.without_alternatives()
@@ -351,6 +353,7 @@ def test_the_least_time_is_that_without_a_budget(graph):
     assert least <= fastest(graph, 10**9) <= least + packs
 
 
+@pytest.mark.sweep
 def test_auto_plans_with_what_is_packed_where_that_is_faster_than_recomputing():
     graph = packable()
     budget = 330
@@ -381,6 +384,7 @@ def test_solvers_that_do_not_choose_say_so():
         region_front(graph)
 
 
+@pytest.mark.sweep
 def test_the_curve_goes_below_the_time_of_what_is_owed():
     graph = packable(4)
     fast = replace(graph.ops[0], name="fast", time=1.0, workspace_bytes=50, alternative_of="f0")

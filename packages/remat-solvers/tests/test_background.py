@@ -9,6 +9,12 @@ from remat_solvers.core.background import in_background
 PATIENCE = 600.0  # seconds, after which a test has failed
 
 
+@pytest.fixture(autouse=True)
+def _soon():
+    with mock.patch("remat_solvers.core.background._SOON", 0.1):
+        yield
+
+
 @pytest.fixture
 def two_cores():
     with mock.patch("remat_solvers.core.background._cores", return_value=2):
@@ -45,14 +51,14 @@ def test_takes_turns_until_the_call_is_done():
 def test_takes_no_turns_without_a_second_core():
     turns: list[float] = []
     with mock.patch("remat_solvers.core.background._cores", return_value=1):
-        assert not in_background(lambda: threading.Event().wait(1.5), turns.append)
+        assert not in_background(lambda: threading.Event().wait(0.3), turns.append)
     assert turns == []
 
 
 def test_a_worker_of_a_pool_has_one_core():
     turns: list[float] = []
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(in_background, lambda: threading.Event().wait(1.5), turns.append).result()
+        pool.submit(in_background, lambda: threading.Event().wait(0.3), turns.append).result()
     assert turns == []
 
 

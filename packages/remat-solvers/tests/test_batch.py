@@ -134,6 +134,7 @@ def test_fixed_values_leave_less_room():
     )
 
 
+@pytest.mark.sweep
 def test_a_solver_that_finds_less_gives_less():
     graph = unit_chain(6)
     assert (

@@ -177,6 +177,7 @@ def test_nothing_is_found_where_nothing_is(monkeypatch, name):
     assert name in str(check)
 
 
+@pytest.mark.sweep
 def test_a_solver_of_alternatives_is_given_some(monkeypatch):
     monkeypatch.setattr(solver_check, "_LATE_SECONDS", NO_LIMIT)
     assert check_solver("refine", problems=1, limit_seconds=1).problems == 8

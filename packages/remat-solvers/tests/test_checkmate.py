@@ -239,6 +239,7 @@ def test_what_only_the_stages_exclude_is_not_called_infeasible():
         assert solution.lower_bound <= best
 
 
+@pytest.mark.sweep
 @thorough
 @given(cases, st.floats(0, 1))
 def test_rounding_fits_or_says_limit(graph, share):
@@ -257,6 +258,7 @@ def test_rounding_fits_or_says_limit(graph, share):
             assert timeline.time == pytest.approx(best, rel=2e-6)
 
 
+@pytest.mark.sweep
 def test_a_transformer_layer():
     graph = gpt2(layers=1)
     peak = peak_of(graph)
@@ -334,6 +336,7 @@ def test_another_back_end_by_name(back_end):
     assert checkmate(graph, 10, back_end=back_end).time == fastest_staged(graph, 10)
 
 
+@pytest.mark.sweep
 @settings(max_examples=8, deadline=None)
 @given(trainings(), st.floats(0, 1))
 def test_gurobi_has_the_optimum_of_highs(graph, share):

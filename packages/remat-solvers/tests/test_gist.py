@@ -52,7 +52,7 @@ def test_there_is_one_schedule_whatever_the_budget():
         solve(graph, 239, solver="gist")
 
 
-@settings(max_examples=24, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
 @given(trainings_with_alternatives())
 def test_answers_hold(graph):
     problem = Problem(graph, 10**6)

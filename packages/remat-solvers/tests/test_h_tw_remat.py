@@ -96,6 +96,7 @@ def test_what_the_halves_of_a_block_owe_each_other_is_kept_by_any_order():
         assert all(op < middle for op in sequence[:at])
 
 
+@pytest.mark.sweep
 def test_blocks_make_it_far_faster_than_the_recursion_on_all_ops():
     hierarchy = transformer_in_blocks(4)
     graph = hierarchy.graph
@@ -107,6 +108,7 @@ def test_blocks_make_it_far_faster_than_the_recursion_on_all_ops():
     assert inside.time < 1.3 * graph.time
 
 
+@pytest.mark.sweep
 def test_every_level_of_the_sweep_counts():
     hierarchy = feed_forward_in_blocks(24, 4)
     peak = peak_of(hierarchy.graph)
@@ -126,6 +128,7 @@ def test_more_sizes_of_the_top_level_are_never_worse():
     assert both == min(alone)
 
 
+@pytest.mark.sweep
 def test_processes_find_what_one_finds(processes):
     hierarchy = feed_forward_in_blocks(12, 3)
     budget = int(0.5 * peak_of(hierarchy.graph))

@@ -167,6 +167,7 @@ def test_staged_schedules_of_a_level_are_points_and_need_what_they_hold(
         assert answer.value * once / 1000 == pytest.approx(taken, rel=1e-6, abs=1e-9)
 
 
+@pytest.mark.sweep
 @thorough
 @given(tiny, st.floats(0, 1))
 def test_the_optimum_beats_every_selection_and_corrections_help(hierarchy, share):
@@ -342,6 +343,7 @@ def test_what_is_freed_inside_a_run_is_seen_by_the_corrections_alone(corrected):
     assert optimum(level, needed - 1, corrected=corrected)[0] is None
 
 
+@pytest.mark.sweep
 @settings(thorough, max_examples=6)
 @given(small, st.floats(0.3, 1), st.booleans())
 def test_what_the_search_finds_fits_and_is_no_slower_than_the_program(hierarchy, share, corrected):

@@ -70,6 +70,7 @@ def serial():
     return solved(HILP(), HIERARCHY.graph, BUDGET, HIERARCHY, seconds=None)
 
 
+@pytest.mark.sweep
 def test_a_network_in_blocks_comes_near_its_optimum(serial):
     graph = HIERARCHY.graph
     assert peak_of(graph) > BUDGET
@@ -80,7 +81,12 @@ def test_a_network_in_blocks_comes_near_its_optimum(serial):
 
 
 @pytest.mark.parametrize(
-    "kind", [None, "processes", pytest.param("dask_executor", marks=pytest.mark.sweep)]
+    "kind",
+    [
+        None,
+        pytest.param("processes", marks=pytest.mark.sweep),
+        pytest.param("dask_executor", marks=pytest.mark.sweep),
+    ],
 )
 def test_the_result_is_the_same_whatever_runs_it(kind, request, serial):
     executor = None if kind is None else request.getfixturevalue(kind)
@@ -116,6 +122,7 @@ def test_an_interrupt_leaves_nothing_running():
         assert len(calls) == before > 0
 
 
+@pytest.mark.sweep
 def test_gurobi_solves_a_network_in_blocks_as_highs_does():
     hierarchy = feed_forward_in_blocks(4, 2)
     found = [
@@ -246,6 +253,7 @@ def test_h_ilp_is_never_slower_than_a_given_schedule_that_fits(hierarchy, random
     assert found.time <= simulate(graph, start).time * (1 + 1e-9)
 
 
+@pytest.mark.sweep
 def test_the_program_starts_from_what_a_given_schedule_does_in_its_blocks(monkeypatch):
     """The options planned are storing everything and least memory; what pays is in between."""
     hierarchy = feed_forward_in_blocks(6, 3)

@@ -252,6 +252,7 @@ def test_no_prices_can_raise_the_bound_above_the_optimum():
     assert milp._dual_bound(program, np.full(4, np.nan)) == -np.inf
 
 
+@pytest.mark.sweep
 def test_nothing_is_printed_by_a_process_that_solves():
     """Not at its end either, when what C has buffered is written; capfd does not see that."""
     code = """

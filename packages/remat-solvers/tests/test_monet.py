@@ -146,6 +146,7 @@ def test_no_time_is_no_crash():
     assert found.status in (Status.FEASIBLE, Status.LIMIT)
 
 
+@pytest.mark.sweep
 def test_a_limit_leaves_the_schedule_that_there_is():
     graph = gpt2(layers=2)
     budget = int(0.8 * peak_of(graph))
@@ -157,6 +158,7 @@ def test_a_limit_leaves_the_schedule_that_there_is():
         assert math.isfinite(found.time)
 
 
+@pytest.mark.sweep
 def test_below_what_one_op_needs_nothing_fits():
     with pytest.raises(BudgetTooSmall) as caught:
         solve(packable(5), 150, solver="monet")

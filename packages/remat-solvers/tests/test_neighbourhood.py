@@ -38,6 +38,7 @@ def test_a_step_keeps_what_fits_legal_within_the_budget_and_no_slower(graph, fra
         now = found
 
 
+@pytest.mark.sweep
 def test_some_steps_improve_what_eviction_found():
     graph = gpt2(layers=3)
     wiring = Wiring.of(graph)

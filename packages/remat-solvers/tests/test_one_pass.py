@@ -122,6 +122,7 @@ def test_with_room_for_everything_pruning_leaves_no_recomputation(graph, low):
     assert prune(wiring, trace(wiring, sequence), room).steps == wiring.op_count
 
 
+@pytest.mark.sweep
 def test_the_smallest_peak_found_is_near_the_bound():
     wiring = Wiring.of(gpt2(layers=4))
     found = minimal_peak_trace(wiring, time.perf_counter() + 2)

@@ -37,7 +37,14 @@ def spawning(workers):
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
 
 
-@pytest.fixture(params=["serial", "threads", "processes", "dask_executor"])
+@pytest.fixture(
+    params=[
+        "serial",
+        "threads",
+        "processes",
+        pytest.param("dask_executor", marks=pytest.mark.sweep),
+    ]
+)
 def executor(request):
     return None if request.param == "serial" else request.getfixturevalue(request.param)
 

@@ -354,7 +354,7 @@ def test_settings_that_cannot_be_written_down_identify_nothing():
     assert resolve_solver(Odd(key=len)).name == "store-all"
 
 
-@pytest.mark.parametrize("alternatives", [False, True])
+@pytest.mark.parametrize("alternatives", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_all_programs_of_refine_go_to_its_back_end(monkeypatch, alternatives):
     asked = set()
     run = milp._run

@@ -225,6 +225,7 @@ def heavy_gradients(layers: int, workspace: int) -> Graph:
     return Graph(tuple(values), tuple(ops), frozenset({"h0"}), frozenset({"g0"}), None)
 
 
+@pytest.mark.sweep
 def test_the_tightest_ops_prove_more_than_the_fullest_moment():
     wiring = Wiring.of(heavy_gradients(16, workspace=60))
     budget = 110

@@ -306,6 +306,7 @@ def by_eviction(level, budget_bytes, seconds):
     return [found.sequence] if found.peak_bytes <= budget_bytes else []
 
 
+@pytest.mark.sweep
 def test_options_inside_blocks_pay_on_a_transformer():
     graph = gpt2(layers=3)
     budget = int(peak_of(graph) * 0.6)
@@ -368,6 +369,7 @@ def test_identical_stages_are_planned_once_through_the_executor():
     assert len(executor.shares) == before
 
 
+@pytest.mark.sweep
 def test_options_of_identical_stages_are_translated():
     graph = gpt2(layers=3)
     wiring = Wiring.of(graph)

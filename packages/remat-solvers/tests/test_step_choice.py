@@ -210,6 +210,7 @@ def test_what_does_not_go_together_is_refused(options, calls, moments, match):
         choose(options, calls, moments, 10)
 
 
+@pytest.mark.sweep
 @settings(few, max_examples=3)
 @given(st.lists(regions(), min_size=1, max_size=2), st.floats(0.0, 1.0), st.integers(0, 5))
 def test_the_bound_of_the_step_is_below_all_schedules(graphs, share, fixed):

@@ -209,6 +209,7 @@ def test_nothing_but_the_ends_peaks_above_what_is_asked():
     assert everything.time not in [o.time for o in front.options]
 
 
+@pytest.mark.sweep
 def test_lower_peaks_are_found_among_those_that_keep_little():
     graph = closed(gpt2(layers=1))
     front = region_front(graph, points=8, limit_seconds=NO_LIMIT)

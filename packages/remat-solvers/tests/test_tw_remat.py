@@ -247,6 +247,7 @@ def test_schedules_too_long_are_given_up():
         assert recursion(precedence).order(1, 100) is None
 
 
+@pytest.mark.sweep
 def test_these_solvers_need_no_torch_and_no_sibling():
     code = (
         "import sys, remat_solvers\n"

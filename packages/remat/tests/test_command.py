@@ -134,6 +134,7 @@ def test_what_a_model_prints_is_not_amid_json(file):
     assert run_json("plan", f"{file}:loud", "--budget", "1MiB")["operations"] > 0
 
 
+@pytest.mark.sweep
 def test_a_model_type_is_planned_for_without_weights():
     sizes = ("--set", "n_layer=1", "--set", "n_embd=32", "--set", "n_head=2")
     words = ("plan", "gpt2", "--seq", "16", "--batch", "2", *sizes, "--set", "vocab_size=50")
@@ -147,7 +148,10 @@ def test_a_model_type_is_planned_for_without_weights():
     "words",
     [
         ("gpt2", "--set", "num_hidden_layers=1", "--set", "hidden_size=48"),  # as others say it
-        ("clip", "--set", "vision_config={'num_hidden_layers': 1, 'image_size': 64}"),
+        pytest.param(
+            ("clip", "--set", "vision_config={'num_hidden_layers': 1, 'image_size': 64}"),
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_sizes_of_a_model_type_by_other_names_and_within_it(words):
@@ -368,6 +372,7 @@ def test_batches_are_doubled_then_halved(largest):
     assert len(asked) == len({*asked}) <= 16
 
 
+@pytest.mark.sweep
 def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch):
     words = "tradeoff", f"{file}:head", "--points", "2"
     everything, less = (
@@ -384,6 +389,7 @@ def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch)
         assert (code, "'losses'" in said) == (1, True)
 
 
+@pytest.mark.sweep
 def test_a_curve_and_a_batch_by_compiled_groups(file):
     words = "tradeoff", f"{file}:net", "--points", "2", "--device", "a100"
     eager, grouped = (run_json(*words, *more)["body"] for more in ((), ("--kernels", "inductor")))
@@ -394,6 +400,7 @@ def test_a_curve_and_a_batch_by_compiled_groups(file):
     assert run_json(*words, "--kernels", "inductor")["batch_size"] >= run_json(*words)["batch_size"]
 
 
+@pytest.mark.sweep
 def test_a_curve_of_a_model_as_json(file):
     told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
     assert len(told["body"]["points"]) == 2
@@ -471,7 +478,9 @@ def stopping(monkeypatch, module, name, calls):
     monkeypatch.setattr(module, name, run)
 
 
-@pytest.mark.parametrize(("budget", "code"), [("100%", 0), ("1KiB", 130)])
+@pytest.mark.parametrize(
+    ("budget", "code"), [("100%", 0), pytest.param("1KiB", 130, marks=pytest.mark.sweep)]
+)
 def test_what_is_compared_before_ctrl_c_is_shown(graph, capsys, monkeypatch, budget, code):
     stopping(monkeypatch, remat_solvers, "solve", 1)
     words = ["compare", graph, "--solver", "refine", "--solver", "monet", "--budget", budget]

@@ -77,6 +77,7 @@ def test_what_needs_no_torch_imports_none(graph, tmp_path):
     assert told == expected, ended.stderr
 
 
+@pytest.mark.sweep
 def test_every_name_is_there_without_an_import_of_torch_at_first():
     script = (
         "import sys, remat; assert 'torch' not in sys.modules; remat.__version__;"
@@ -117,6 +118,7 @@ def test_ctrl_c_during_an_import_is_quiet(tmp_path, moment):
     assert not [line for line in rest if not line.startswith("import time:")]
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_after_ctrl_c_in_the_first_plan_another_can_be_made():
     with subprocess.Popen(

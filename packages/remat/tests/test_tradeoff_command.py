@@ -168,7 +168,14 @@ def test_bad_numbers_are_said_before_the_graph_is_read(path, capsys, monkeypatch
         assert message in refused(capsys, monkeypatch, path, *words)
 
 
-@pytest.mark.parametrize("ending", ["png", "svg", pytest.param("pdf", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "ending",
+    [
+        "png",
+        pytest.param("svg", marks=pytest.mark.sweep),
+        pytest.param("pdf", marks=pytest.mark.sweep),
+    ],
+)
 def test_pictures_of_every_kind_of_curve(tmp_path, ending):
     one = Graph((Value("a", 3),), (Op("f", (), ("a",), 0.0),), frozenset(), frozenset({"a"}))
     for number, curve in enumerate(

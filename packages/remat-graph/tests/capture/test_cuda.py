@@ -125,7 +125,14 @@ def test_a_causal_mask_is_computed_on_the_host_and_goes(operator):
     assert not any("masked_fill" in name for name in program.calls)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet", pytest.param("fno", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("gpt2", marks=pytest.mark.sweep),
+        "resnet",
+        pytest.param("fno", marks=pytest.mark.sweep),
+    ],
+)
 def test_a_model_has_the_ops_of_the_host_in_blocks_of_the_allocator_without_generators(name):
     example = zoo.build(name)
     host = capture(example.model, example.args, example.kwargs, costs="estimate")

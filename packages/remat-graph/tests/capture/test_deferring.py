@@ -41,6 +41,7 @@ class Deep(nn.Module):
         return x
 
 
+@pytest.mark.sweep
 def test_what_is_large_beside_one_layer_can_wait_in_a_deep_model():
     step = captured(lambda hidden, scores, x: {"scores": scores}, Deep())
     total = sum(value.size_bytes for value in step.graph.values)

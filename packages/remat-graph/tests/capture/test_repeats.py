@@ -61,6 +61,7 @@ def assert_same(few, whole):
     assert set(few.differentiable) == set(whole.differentiable)
 
 
+@pytest.mark.sweep
 def test_the_graph_is_that_of_tracing_every_block(monkeypatch):
     few, whole = both(monkeypatch, *llama())
     assert len(few._repeats) == 1
@@ -198,6 +199,7 @@ def counted(monkeypatch):
     return found
 
 
+@pytest.mark.sweep
 def test_a_forward_that_is_traced_twice_is_noted_once(monkeypatch):
     found = counted(monkeypatch)
     model, call = llama()  # whose mask depends on data until it is exported
@@ -223,6 +225,7 @@ def test_notes_end_where_the_first_blocks_do_not_repeat():
     assert calls.count(0) == calls.count(6) + 1
 
 
+@pytest.mark.sweep
 def test_kinds_of_blocks_that_alternate_repeat_together(monkeypatch):
     class Smooth(Block):
         def forward(self, x):
@@ -276,6 +279,7 @@ def test_inputs_of_blocks_that_are_not_traced_stand_where_they_would(monkeypatch
     assert_same(few, whole)
 
 
+@pytest.mark.sweep
 def test_another_name_of_what_a_block_has_changes_nothing(monkeypatch):
     model = Stack()
     model.spare = nn.Linear(4, 4)
@@ -305,6 +309,7 @@ def test_the_model_is_left_as_it_was():
     assert [dict(part.__dict__) for part in model.modules()] == before
 
 
+@pytest.mark.sweep
 def test_an_irregular_program_is_traced_whole(monkeypatch):
     model, call = Stack(), (torch.ones(2, 4),)
     whole = both(monkeypatch, model, {}, call)[1]

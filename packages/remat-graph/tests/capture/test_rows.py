@@ -214,9 +214,9 @@ def tied():
 @pytest.mark.parametrize(
     "make",
     [
-        gpt2,
-        lambda: stack(InTurn, count=14),
-        lambda: stack(ReadsPlace, count=8),
+        pytest.param(gpt2, marks=pytest.mark.sweep),
+        pytest.param(lambda: stack(InTurn, count=14), marks=pytest.mark.sweep),
+        pytest.param(lambda: stack(ReadsPlace, count=8), marks=pytest.mark.sweep),
         lambda: stack(InPlace, count=8),
     ],
     ids=["gpt2", "in turn", "reads what was before", "in place"],

@@ -967,7 +967,7 @@ def check_sample(d, target):
 
 
 @TARGETS
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(st.data())
 def test_slices_make_up_the_whole(target, data):
     check_sample(Draw(data.draw), target)
