@@ -19,6 +19,7 @@ from remat.errors import RematError
 from remat.front.classes import Classes
 from remat.front.hooks import Hooks, global_hooks
 from remat.front.machine import Machine, new_machine
+from remat.front.uncalled import FirstCall
 from remat.front.units import (
     RegionForward,
     Regions,
@@ -234,6 +235,7 @@ class RematForward:
         self.original: torch.nn.Module | None = None
         self._classes: Classes | None = None
         self._hooks = Hooks(module)
+        self._first = FirstCall(module)
         self._dress()
 
     def _dress(self) -> None:
@@ -334,6 +336,7 @@ class RematForward:
                 session.prepare(lambda: self(*args, **kwargs), before_code)
             plan = module.__dict__["plan"]
         module.__dict__["plan"] = plan
+        self._first = FirstCall(module)
 
     def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
@@ -347,6 +350,7 @@ class RematForward:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
+        self._first.came()
         with _making:
             if self._classes is None or not self._classes.are_as_they_were():
                 machines.clear()
@@ -384,6 +388,7 @@ class RematForward:
         self.original = None
         self._classes = None
         self._hooks = Hooks(self._module)
+        self._first = FirstCall(self._module)
         self._dress()
 
 

@@ -1,0 +1,67 @@
+"""A model that is trained by other methods than its forward, which nothing plans, is told of."""
+
+import copy
+import pickle
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+X = torch.randn(4, 8)
+
+
+class Judged(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return torch.tanh(self.layer(x))
+
+    def loss(self, x):
+        return self.layer(x).square().sum()
+
+
+def step(model, loss, *others):
+    optimizer = torch.optim.SGD([*model.parameters(), *others], 0.1)
+    loss.backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "came", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))]
+)
+def test_steps_without_a_call_are_told_of_once(came):
+    model = came(remat.rematerialize(Judged(), budget="1GiB"))
+    with torch.no_grad():
+        model(X)
+    with pytest.warns(remat.BudgetWarning, match="steps parameters of Judged.*regions="):
+        step(model, model.loss(X))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", remat.BudgetWarning)
+        step(model, model.loss(X))
+
+
+def test_planning_for_an_example_is_no_call():
+    model = remat.rematerialize(Judged(), X, budget="1GiB")
+    with pytest.warns(remat.BudgetWarning, match="steps parameters of Judged"):
+        step(model, model.loss(X))
+
+
+@pytest.mark.parametrize("options", [{}, {"regions": "layer"}])
+def test_a_call_before_is_enough(options):
+    model = remat.rematerialize(Judged(), budget="1GiB", **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", remat.BudgetWarning)
+        step(model, model.loss(X) if options else model(X).sum())
+
+
+def test_steps_of_other_models_say_nothing():
+    model, other = remat.rematerialize(Judged(), budget="1GiB"), Judged()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", remat.BudgetWarning)
+        step(other, other.loss(X))
+        step(other, other.loss(X), *model.parameters())  # which have no gradients
