@@ -2,17 +2,17 @@
 
 The outline of a graph is what a schedule depends on: which operation reads what which made, how
 often each may run, and how large the values are. It leaves out names, times and workspaces, what is
-there before (its size alone counts), the order of the inputs of an operation, and the order of
-updates in place that follow one another: TorchDynamo and AOTAutograd trace these differently. Sizes
-are in blocks of 512 bytes, as CUDA allocates. Graphs of equal canonical hash of their outlines run
-each other's schedules.
+there before (its size alone counts), the order of the inputs of an operation, that of the gradients
+of the outputs, and that of updates in place that follow one another: TorchDynamo and AOTAutograd
+trace these differently. Sizes are in blocks of 512 bytes, as CUDA allocates. Graphs of equal
+canonical hash of their outlines run each other's schedules.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from remat_graph import (
     Compute,
@@ -45,7 +45,7 @@ class Outline:
     @classmethod
     def of(cls, graph: Graph) -> Outline:
         """Make the outline of a graph."""
-        ordered = _ordered(graph)
+        ordered = _with_gradients_in_order(_ordered(graph), graph)
         ops = tuple(op.name for op in ordered)
         values = tuple(dict.fromkeys(value for op in ordered for value in op.outputs))
         op_at = {name: index for index, name in enumerate(ops)}
@@ -176,6 +176,22 @@ def _ordered(graph: Graph) -> list[Op]:
         fixed = in_order or any(names.intersection(op.order_after) for op in ops)
         ordered.extend(ops if fixed else sorted(ops, key=by_reads))
     return ordered
+
+
+def _with_gradients_in_order(ops: list[Op], graph: Graph) -> list[Op]:
+    """Give these ops with the gradients of the outputs in the order in which the backward reads.
+
+    The boundary makes them in the order of the outputs.
+    """
+    boundary = next((op for op in ops if op.name == graph.boundary), None)
+    if boundary is None:
+        return ops
+    read_at: dict[str, list[int]] = {value: [] for value in boundary.outputs}
+    for index, op in enumerate(ops):
+        for value in read_at.keys() & set(op.inputs):
+            read_at[value].append(index)
+    made = sorted(boundary.outputs, key=lambda value: read_at[value])
+    return [replace(op, outputs=tuple(made)) if op is boundary else op for op in ops]
 
 
 def _blocks(size: int) -> int:
