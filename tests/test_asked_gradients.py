@@ -344,6 +344,7 @@ def plan_of_one_region(x):
     return remat.plan(Reading(READS["whole"]), (x,), budget="1GiB", costs="estimate")
 
 
+@pytest.mark.sweep
 def test_a_model_with_a_plan_of_one_region_is_planned_anew(caplog):
     model, x = Reading(READS["whole"]), torch.randn(4, 6).double()
     planned = remat.rematerialize(model, plan=plan_of_one_region(x), costs="estimate")
@@ -441,9 +442,8 @@ class Two(nn.Module):
         return first, second + last
 
 
-@pytest.mark.parametrize(
-    "regions", [None, pytest.param(["hidden", "other"], marks=pytest.mark.sweep)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("regions", [None, ["hidden", "other"]])
 def test_regions_of_one_name_are_cut_alike_and_saved_so(regions, tmp_path, caplog):
     x = torch.randn(4, 6).double()
     model = Two(regions is None)
@@ -461,6 +461,7 @@ def test_regions_of_one_name_are_cut_alike_and_saved_so(regions, tmp_path, caplo
     assert "planned anew" not in caplog.text
 
 
+@pytest.mark.sweep
 def test_a_later_ask_cuts_a_loaded_plan_further(tmp_path):
     x = torch.randn(4, 6).double()
     saved(tmp_path / "plan.json", "one of another", x)

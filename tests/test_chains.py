@@ -37,5 +37,6 @@ def test_the_encoder_of_a_transformer_is_a_chain_and_its_decoder_a_block():
     assert counts(found, "_safe_softmax") == [1, 1, 4]
 
 
+@pytest.mark.sweep
 def test_the_blocks_of_a_resnet_are_members():
     assert counts(members("resnet"), "convolution") == [1, 4, 4, 3]

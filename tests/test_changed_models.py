@@ -30,7 +30,7 @@ def test_a_counter_that_changes_nothing_in_the_graph_leaves_the_plan():
     assert model.plan is plan
 
 
-@pytest.mark.parametrize("loss_at_once", [False, True])
+@pytest.mark.parametrize("loss_at_once", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_a_counter_is_traced_for_twice_at_most_however_far_it_counts(monkeypatch, loss_at_once):
     class Counting(nn.Module):
         def __init__(self):
@@ -83,8 +83,8 @@ def test_a_counter_that_the_result_depends_on_is_followed():
         lambda m: m[0].requires_grad_(False),
         lambda m: m[1].eval(),
         lambda m: m.__setitem__(5, nn.ReLU()),
-        lambda m: m.double(),
-        lambda m: setattr(m[1], "momentum", 0.5),
+        pytest.param(lambda m: m.double(), marks=pytest.mark.sweep),
+        pytest.param(lambda m: setattr(m[1], "momentum", 0.5), marks=pytest.mark.sweep),
     ],
     ids=["frozen layer", "batch norm in eval", "replaced layer", "double", "momentum"],
 )

@@ -33,7 +33,7 @@ class Warmed(nn.Module):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("breaks", [True, pytest.param(False, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("breaks", [True, False])
 def test_groups_are_not_compiled_for_each_number(
     monkeypatch: pytest.MonkeyPatch, breaks: bool
 ) -> None:

@@ -112,6 +112,7 @@ def test_a_step_of_new_sizes_takes_no_more_than_its_bound_whatever_option_is_tak
     assert checked >= 5
 
 
+@pytest.mark.sweep
 def test_later_sizes_are_not_solved_for(monkeypatch):
     solved = []
     front = kind_finder.region_front

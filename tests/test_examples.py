@@ -12,7 +12,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 OF_RANKS = ["ddp", "fsdp2"]  # which run in `stacks/test_ranks.py`
 # What they use of other libraries is tested in `stacks/`.
 OF_STACKS = {"lora", "trainer", "accelerate_loop", "lightning_callback"}
-LONG = {"largest_batch", "own_partitioner"}
+LONG = {"largest_batch", "own_partitioner", "own_solver"}
 # The demo trains for a minute, and has a command of its own.
 NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py") if path.stem != "train_gpt2")
 MOST_LINES = 60

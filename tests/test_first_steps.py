@@ -251,7 +251,7 @@ def test_a_plan_is_made_within_a_measured_block_and_not_measured_with_it(make):
 
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning", "ignore:The .grad attribute")
-@pytest.mark.parametrize("way", swept(WAYS, ["later"]))
+@pytest.mark.parametrize("way", WAYS)
 def test_two_models_in_one_step(way):
     """The second begins while the first is recorded, as in an adversary's step.
 

@@ -157,6 +157,7 @@ def test_where_no_plain_step_can_be_measured_it_is_predicted(monkeypatch):
     assert "a plain step could not be measured" in str(plan)
 
 
+@pytest.mark.sweep
 def test_an_example_outside_of_autocast_says_nothing_of_steps_within_it():
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(4)))

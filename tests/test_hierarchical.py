@@ -71,9 +71,7 @@ def depth_of(block):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    ("make", "most", "depth"), [(HILP, 4, 2), pytest.param(HTWRemat, 2, 3, marks=pytest.mark.sweep)]
-)
+@pytest.mark.parametrize(("make", "most", "depth"), [(HILP, 4, 2), (HTWRemat, 2, 3)])
 def test_blocks_may_hold_blocks(captured, make, most, depth):
     graph = captured.graph
     hierarchy = partition(graph, max_top_ops=most, max_block_ops=most)
@@ -81,7 +79,8 @@ def test_blocks_may_hold_blocks(captured, make, most, depth):
     assert solved(make(), graph, 0.7, hierarchy).time < 1.25 * graph.time
 
 
-@pytest.mark.parametrize("make", [pytest.param(HILP, marks=pytest.mark.sweep), HTWRemat])
+@pytest.mark.sweep
+@pytest.mark.parametrize("make", [HILP, HTWRemat])
 def test_a_step_has_the_bits_of_storing_everything(model, captured, make):
     graph = captured.graph
     hierarchy = partition(graph, max_top_ops=8, max_block_ops=8)

@@ -103,7 +103,7 @@ def test_a_step_of_groups_is_right(planned):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("of", ["last", pytest.param("both", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("of", ["last", "both"])
 def test_other_backwards_than_planned_for_are_right(planned, of):
     ours, plain = planned
     ours, plain = copy.deepcopy(ours), copy.deepcopy(plain)
@@ -199,6 +199,7 @@ def test_copies_and_pickles_plan_by_groups(planned):
         assert groups(again) > 4
 
 
+@pytest.mark.sweep
 def test_a_plan_file_says_which_operators_are_in_groups(planned, tmp_path):
     ours, plain = planned
     path = tmp_path / "plan.json"
@@ -291,7 +292,7 @@ def test_steps_of_several_regions_run_eager_kernels_at_first(monkeypatch, way):
 
 @pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:a step of:remat.BudgetWarning")
-@pytest.mark.parametrize("on_infeasible", ["raise", pytest.param("plain", marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("on_infeasible", ["raise", "plain"])
 def test_steps_go_on_as_before_where_groups_have_no_plan(monkeypatch, caplog, on_infeasible):
     monkeypatch.setattr(step_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", False)
@@ -454,6 +455,7 @@ def test_options_that_cannot_be(options, message):
         remat.rematerialize(Layers(), batch(), budget=1.0, **options)
 
 
+@pytest.mark.sweep
 def test_as_a_back_end(planned):
     plain = copy.deepcopy(planned[1])
     plans = []

@@ -117,6 +117,7 @@ def test_what_no_plan_with_the_gradients_of_a_region_reaches_is_reached():
     assert predicted(model) <= budget
 
 
+@pytest.mark.sweep
 def test_those_that_stay_later_are_told_of_and_planned_for():
     eager, module, hooks = hooked()
     model = remat.rematerialize(module, budget=HELD + LAYER, limit_seconds=0.1)
@@ -174,6 +175,7 @@ def test_accumulated_ones_never_leave():
     assert "gradients leave" not in str(model.plan)
 
 
+@pytest.mark.sweep
 def test_one_of_two_regions_stays_to_the_backward_of_the_first():
     eager, module, _ = hooked(tied=True)
     model = remat.rematerialize(module, budget=4 * HELD)

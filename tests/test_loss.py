@@ -146,6 +146,7 @@ def test_measuring_a_loss_stores_nothing_on_the_model():
     assert model.steps is steps
 
 
+@pytest.mark.sweep
 def test_a_budget_too_small_for_the_loss_says_what_would_do():
     x = batch()
     with pytest.raises(remat.BudgetTooSmall) as caught:

@@ -115,6 +115,7 @@ def test_a_size_whose_operators_take_more_than_is_estimated_is_planned_by_measur
         assert model.plan.measured_peak_bytes <= budget
 
 
+@pytest.mark.sweep
 def test_what_an_output_let_go_of_leaves_free_is_planned_for():
     class WithLogits(nn.Module):
         def __init__(self):

@@ -28,15 +28,15 @@ def rematerialized(model, args, kwargs):
 ONE_OF_A_KIND = (
     "codes that are overwritten, and a scalar beside the output", "lstm",
     "made to require a gradient", "complex", "checkpoint inside", "custom function", "views",
-    "bfloat16",
-    "norms under autocast", "channels last", "draws of every kind", "experts", "rolling buffer",
+    "bfloat16", "norms under autocast", "channels last", "draws of every kind", "experts",
+    "rolling buffer",
     "assigned in place", "gradient inside", "unused parameter", "stopped gradient",
     "hook on a tensor", "expanded input", "detached and changed by what it was detached from",
     "buffer returned",
 )  # fmt: skip
 ONE_OF_A_KIND_IN_PARTS = (
     "dropout inside an rnn of a model", "reentrant checkpoint", "rows chosen by data",
-    "batch norm with a cumulative mean", "old spectral norm", "tensor from outside",
+    "old spectral norm", "tensor from outside",
     "compiled inside", "branch in a checkpoint", "loop over data", "stored tensor and counter",
     "layers dropped by python's random numbers",
 )  # fmt: skip

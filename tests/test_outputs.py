@@ -130,6 +130,7 @@ def test_without_names_it_is_found_out_in_the_first_step(plain):
     assert torch.equal(output.logits, logits)
 
 
+@pytest.mark.sweep
 def test_what_the_first_step_reads_is_made(plain):
     model, ids, logits, gradients, peak_bytes = plain
     budget = int(0.9 * peak_bytes)

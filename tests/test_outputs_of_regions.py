@@ -306,7 +306,8 @@ class Peeks(Language):
         return {"loss": output["loss"] + scale, "logits": output["logits"]}
 
 
-@pytest.mark.parametrize("every", [pytest.param(1, marks=pytest.mark.sweep), 6])
+@pytest.mark.sweep
+@pytest.mark.parametrize("every", [1, 6])
 def test_what_code_between_regions_reads_is_right(every):
     eager, module = Peeks(), Peeks()
     eager.every = module.every = every
@@ -398,6 +399,7 @@ def test_with_other_ranks_all_are_made(plain, monkeypatch):
     assert type(output["logits"]) is torch.Tensor
 
 
+@pytest.mark.sweep
 def test_with_an_optimizer_in_the_backward():
     eager, module = Language(), Language()
     for each in (eager, module):

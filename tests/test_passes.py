@@ -35,7 +35,7 @@ def step(model, x):
 @pytest.mark.parametrize(
     "name",
     [
-        "drop-statistics",
+        pytest.param("drop-statistics", marks=pytest.mark.sweep),
         "drop-copies",
         pytest.param("merge-equal", marks=pytest.mark.sweep),
         pytest.param("name-causal-masks", marks=pytest.mark.sweep),

@@ -27,7 +27,7 @@ ALONE = ("start.md", "first-ten-minutes.md", "how-it-works.md")
 # Their blocks train larger models, or the same in more ways.
 LONG = (
     "docs/budget.md", "docs/first-ten-minutes.md", "docs/stacks.md", "docs/start.md",
-    "packages/remat/README.md",
+    "packages/remat/README.md", "packages/remat-solvers/README.md",
 )  # fmt: skip
 PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 LIMIT_SECONDS = 0.1

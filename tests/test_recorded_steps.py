@@ -228,6 +228,7 @@ class Settles(Between):
         return x.square().mean()
 
 
+@pytest.mark.sweep
 def test_a_step_over_its_plan_in_which_regions_were_planned_is_planned_anew():
     torch.manual_seed(0)
     original = Settles()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from integration_cases.kernels import compiled_here
 from integration_cases.sized import MODELS
-from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -98,7 +97,7 @@ def is_grouped(run: nn.Module) -> bool:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("name", swept(["attention", "dropout", "graph", "images"], ["dropout"]))
+@pytest.mark.parametrize("name", ["attention", "dropout", "graph", "images"])
 def test_a_group_is_compiled_once_for_all_sizes(name: str, compiled: list[SizedCode | str]) -> None:
     """From when it is there on, each size runs by it: dropout's masks are those of eager."""
     make, inputs_of, sizes = MODELS[name]
@@ -141,6 +140,7 @@ def test_a_number_that_is_no_size_is_in_no_group(compiled: list[SizedCode | str]
     )
 
 
+@pytest.mark.sweep
 def test_a_counter_may_be_below_zero() -> None:
     """Sizes may not: code of any size is for none that is."""
     x = torch.randn(64, 8)

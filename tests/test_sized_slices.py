@@ -266,7 +266,7 @@ def test_code_of_slices_is_compiled_once_for_all_sizes(monkeypatch: pytest.Monke
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     ("numerics", "fraction"),
-    [pytest.param(None, 0.96, marks=pytest.mark.sweep), ("rounding", 0.6)],
+    [(None, 0.96), ("rounding", 0.6)],
 )
 def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
     numerics: str | None, fraction: float, monkeypatch: pytest.MonkeyPatch
@@ -293,9 +293,8 @@ def test_a_fraction_is_of_more_for_a_larger_size_which_nothing_is_solved_for(
     assert len(larger) == 2
 
 
-@pytest.mark.parametrize(
-    ("mebibytes", "differentiated"), [pytest.param(4, False, marks=pytest.mark.sweep), (6, True)]
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize(("mebibytes", "differentiated"), [(4, False), (6, True)])
 def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
     mebibytes: int,
     differentiated: bool,
@@ -343,7 +342,7 @@ def test_an_output_of_a_size_that_was_read_off_is_made_when_it_is_read(
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("numerics", [pytest.param(None, marks=pytest.mark.sweep), "rounding"])
+@pytest.mark.parametrize("numerics", [None, "rounding"])
 def test_labels_may_be_of_another_shape_than_words(
     numerics: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -80,9 +80,10 @@ def test_a_region_runs_in_slices_where_it_must(whole, regions, tmp_path):
         step(remat.rematerialize(copy.deepcopy(plain), **planned))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("whole", "regions"),
-    [(False, None), pytest.param(True, "head", marks=pytest.mark.sweep)],
+    [(False, None), (True, "head")],
     ids=["a graph break", "regions="],
 )
 def test_a_refusal_says_what_slices_reach(whole, regions):

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -84,7 +85,7 @@ def test_a_thread_runs_whole_steps_while_another_is_half_way(way, kind):
         assert_right(gradients(model, seed), seed)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["rematerialize"]))
 def test_a_thread_that_fails_half_way_leaves_the_model_usable(way):
     model = WAYS[way](Broken())
 
@@ -101,7 +102,7 @@ def test_a_thread_that_fails_half_way_leaves_the_model_usable(way):
         assert_right(gradients(model, seed), seed)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["rematerialize"]))
 def test_a_thread_that_runs_no_backward_and_is_gone_leaves_the_model_usable(way):
     model = WAYS[way](Broken())
     with ThreadPoolExecutor(1) as pool:
@@ -113,7 +114,7 @@ def test_a_thread_that_runs_no_backward_and_is_gone_leaves_the_model_usable(way)
         assert_right(gradients(model, seed), seed)
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", swept(WAYS, ["rematerialize"]))
 def test_a_thread_that_only_evaluates_is_in_no_step(way):
     """It has no budget to be told of, and leaves the record of another's step alone."""
     model = WAYS[way](Broken())

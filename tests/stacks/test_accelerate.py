@@ -50,6 +50,7 @@ def test_weights_are_those_of_the_plain_model(precision, when):
         assert_moved_alike(model, eager, made(Blocks))
 
 
+@pytest.mark.sweep
 def test_what_accelerate_unwraps_is_still_rematerialized():
     model, accelerator = trained(rematerialized(made(Blocks)), lambda model: model, "bf16")
     model = accelerator.unwrap_model(model, keep_fp32_wrapper=False)

@@ -82,6 +82,7 @@ def test_losses_in_turn(monkeypatch):
     )
 
 
+@pytest.mark.sweep
 def test_each_head_has_its_backward(monkeypatch):
     """Two forwards a step, one head of each used."""
     model, eager = rematerialized(made(Heads)), made(Heads)

@@ -41,7 +41,7 @@ def vit():
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("kind", [bert, pytest.param(vit, marks=pytest.mark.sweep)])
+@pytest.mark.parametrize("kind", [bert, vit])
 def test_the_kind_of_problem_is_set_in_the_first_forward(kind):
     model, eager, plans = rematerialized(kind()), kind(), []
     assert eager.config.problem_type is None

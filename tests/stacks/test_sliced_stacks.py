@@ -69,13 +69,14 @@ class Convolutions(nn.Module):
         return self.net(x).square().mean()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "of_weights",
-    [pytest.param(torch.contiguous_format, marks=pytest.mark.sweep), torch.channels_last],
+    [torch.contiguous_format, torch.channels_last],
 )
 @pytest.mark.parametrize(
     "of_images",
-    [pytest.param(torch.contiguous_format, marks=pytest.mark.sweep), torch.channels_last],
+    [torch.contiguous_format, torch.channels_last],
 )
 def test_layouts_of_a_convolution_stack_in_slices(of_weights, of_images):
     images = torch.randn(16, 3, 32, 32, generator=torch.Generator().manual_seed(0))

@@ -125,7 +125,7 @@ def same_verdict(graph, steps):
     return True
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_agrees_with_the_reference_on_any_steps(any_graphs, data):
     graph = data.draw(any_graphs())
@@ -134,7 +134,7 @@ def test_agrees_with_the_reference_on_any_steps(any_graphs, data):
     same_verdict(graph, data.draw(st.lists(computes | frees, max_size=8)))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_agrees_with_the_reference_on_mostly_legal_steps(any_graphs, data):
     """Moves that are legal by the reference, so that replays and frees get far; a few are not."""

@@ -106,6 +106,7 @@ def test_against_brute_force(graph, budget, solver):
         assert found.solution is None
 
 
+@pytest.mark.sweep
 def test_recomputation_makes_room_and_time_is_bounded():
     graph = unit_chain(6)
     budget = 48

@@ -166,7 +166,12 @@ def test_a_solve_that_does_not_end_is_found(monkeypatch):
 
 @pytest.mark.parametrize(
     "name",
-    ["store-all", "checkmate", pytest.param("h-tw-remat", marks=pytest.mark.sweep), "chen-greedy"],
+    [
+        "store-all",
+        "checkmate",
+        pytest.param("h-tw-remat", marks=pytest.mark.sweep),
+        pytest.param("chen-greedy", marks=pytest.mark.sweep),
+    ],
 )
 def test_nothing_is_found_where_nothing_is(monkeypatch, name):
     monkeypatch.setattr(solver_check, "_LATE_SECONDS", NO_LIMIT)

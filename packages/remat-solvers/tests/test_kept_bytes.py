@@ -73,6 +73,7 @@ def test_no_schedule_in_any_order_is_faster(graph, share):
     assert keeping.bound(budget, NO_LIMIT) <= ordered * (1 + 1e-9)
 
 
+@pytest.mark.sweep
 @settings(thorough, max_examples=6)
 @given(st.one_of(branching(2), trainings(3)).flatmap(nested), st.integers(0, 100))
 def test_the_bounds_of_h_ilp_are_below_the_optimum_in_any_order(hierarchy, share):

@@ -163,6 +163,7 @@ def test_the_fullest_moments_of_a_schedule_are_apart():
     assert [way.checkpoints for way in fullest(wiring, now, 2 * budget)] == [frozenset()]
 
 
+@pytest.mark.sweep
 def test_checkpoints_are_grown_by_what_their_relaxations_prove():
     graph = gpt2(layers=3)
     wiring = Wiring.of(graph)

@@ -279,6 +279,7 @@ def test_one_region_with_its_moments_is_planned_as_by_a_plain_solve():
     assert bound == pytest.approx(plain.lower_bound, rel=1e-3)
 
 
+@pytest.mark.sweep
 def test_layers_in_turn_keep_less_under_less():
     options = region_front(closed(gpt2(layers=1)), points=4, limit_seconds=NO_LIMIT).options
     most = 4 * options[-1].kept_bytes

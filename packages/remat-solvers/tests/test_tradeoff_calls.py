@@ -109,7 +109,7 @@ class Recorded(Executor):
         pytest.param(1, marks=pytest.mark.sweep),
         2,
         pytest.param(3, marks=pytest.mark.sweep),
-        50,
+        pytest.param(50, marks=pytest.mark.sweep),
     ],
 )
 def test_the_executor_gives_the_same_kind_of_curve(workers):

@@ -273,6 +273,7 @@ class Holding(Block):
         return super().forward(x) * self.table + self.shift
 
 
+@pytest.mark.sweep
 def test_inputs_of_blocks_that_are_not_traced_stand_where_they_would(monkeypatch):
     few, whole = both(monkeypatch, Stack(Holding), {}, (torch.ones(2, 4),))
     assert len(few._repeats) == 1

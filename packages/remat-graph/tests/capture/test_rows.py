@@ -262,6 +262,7 @@ def test_what_does_not_repeat_is_traced_at_once(make):
     assert not FlatRegion(graph, inputs, distinct(inputs)[0], whole=False).repeats
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("short_rows")
 def test_two_rows_of_a_graph_are_both_found(monkeypatch):
     model = nn.Sequential(stack(Block)[0].blocks[0].linear, nn.Tanh())

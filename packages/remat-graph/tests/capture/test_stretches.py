@@ -207,7 +207,7 @@ def divisors(number):
 
 
 @pytest.mark.parametrize("name", MODELS)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_random_stretches_give_what_the_whole_gives(name, data):
     program, values = traced(name)
