@@ -203,3 +203,24 @@ def test_what_code_between_regions_holds_counts_for_other_sizes_too():
         for got, expected in zip(model.parameters(), plain.parameters(), strict=True):
             assert expected.grad is None or torch.equal(got.grad, expected.grad)
         assert at < 4 or peak <= model.plan.budget_bytes
+
+
+class PutBack(Chosen):
+    """Puts what it made of the chosen rows back among the others, as experts do."""
+
+    def forward(self, x):
+        chosen, x = x[:, 0] > 0, self.enter(x)
+        return self.leave(torch.index_put(x, (chosen,), x[chosen].sin()))
+
+
+@pytest.mark.parametrize("of_other_lengths", [False, True])
+def test_rows_that_are_put_back_where_they_were_train_right(of_other_lengths):
+    """The gradient of the rows is of a size that data decide within the graph."""
+    torch.manual_seed(0)
+    plain = PutBack()
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1GiB", limit_seconds=0.1)
+    for at, x in enumerate(batches(5)):
+        for each in (plain, model):
+            step(each, x[at * 9 :] if of_other_lengths else x)
+        for one, other in zip(plain.parameters(), model.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)

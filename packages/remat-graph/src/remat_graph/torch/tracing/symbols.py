@@ -68,7 +68,7 @@ class Symbols:
     """
 
     def __init__(self, inputs: Sequence[Any], examples: Sequence[Any]) -> None:
-        self._shape_env = ShapeEnv()
+        self._shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
         self.mode = FakeTensorMode(shape_env=self._shape_env)
         self._origins: dict[str, _Origin] = {}
         self._own: dict[str, Any] = {}
