@@ -156,14 +156,14 @@ def test_the_budget_holds():
     with measure_peak() as whole:
         step(plain, x)
     plain.zero_grad(set_to_none=True)
-    for budget in (0.6, 0.4):
-        ours = compiled(copy.deepcopy(plain), x, budget=budget)
-        step(ours, x)
-        ours.zero_grad(set_to_none=True)
-        with measure_peak() as peak:
-            loss = step(ours, x)
-        assert peak.peak_bytes <= ours.plan.budget_bytes <= budget * whole.peak_bytes + 4096
-        del loss
+    ours = compiled(copy.deepcopy(plain), x, budget=0.6)
+    assert ours.plan.recomputations > 0
+    step(ours, x)
+    ours.zero_grad(set_to_none=True)
+    with measure_peak() as peak:
+        loss = step(ours, x)
+    assert peak.peak_bytes <= ours.plan.budget_bytes <= 0.6 * whole.peak_bytes + 4096
+    del loss
 
 
 def test_several_regions_run_groups():
