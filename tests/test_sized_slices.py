@@ -226,6 +226,26 @@ def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(
         assert unsliced.program == other.program
 
 
+def test_other_backwards_leave_out_what_a_size_leaves_out() -> None:
+    torch.manual_seed(0)
+    calls = [words(2, n, n) for n in (70, 60, 64, 51)]
+    first, *others = [each.without_alternatives() for each in sizes_of(Language(both=True), *calls)]
+    logits = max(
+        first.missing.union(first.program.tangents.values()),
+        key=lambda at: first.deferred_bytes(frozenset({at})),
+    )
+    made = first.variant(frozenset({logits}))
+    assert isinstance(made, SizedCapture)
+    for other in others:
+        read_off = made.at(CallSizes(other.symbols, other.leaves))
+        assert read_off is not None
+        left_out = read_off.with_deferred_outputs(frozenset({logits}))
+        for each in (left_out, read_off):
+            assert each.over_all_outputs.program.deferred == each.program.deferred
+            assert each.over_all_outputs.missing == frozenset()
+        assert left_out.variants_are_read_off
+
+
 @pytest.mark.sweep
 def test_what_rules_do_not_allow_for_a_size_is_not_cut_so(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)

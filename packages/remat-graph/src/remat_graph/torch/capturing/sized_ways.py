@@ -95,6 +95,20 @@ class SizedWays(LateCapture):
         base = self._base
         return self if base is None or (base._choice is None) != (self._choice is None) else base
 
+    @property
+    def _base_alike(self) -> Self:
+        """That capture, made to leave out the outputs that this one does."""
+        base, deferred = self._base_in_ways, self.program.deferred
+        if base is self or base.program.deferred == deferred:
+            return base
+        if deferred not in base._by_deferred:
+            base._by_deferred[deferred] = cast("Self", base.with_deferred_outputs(deferred))
+        return base._by_deferred[deferred]
+
+    @functools.cached_property
+    def _by_deferred(self) -> dict[frozenset[int], Self]:
+        return {}
+
     @functools.cached_property
     def _uncut(self) -> Self:
         """The same capture as it was traced, with costs as this one has them."""

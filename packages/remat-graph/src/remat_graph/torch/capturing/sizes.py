@@ -335,7 +335,7 @@ class SizedCapture(SizedWays):
     @functools.cached_property
     def over_all_outputs(self) -> Capture:
         """The graph for all gradients after the forward of this one: it makes no more outputs."""
-        base = self._base_in_ways
+        base = self._base_alike
         over_all = None if base is self else base.over_all_outputs
         read_off = over_all._for(self.symbols) if isinstance(over_all, SizedCapture) else None
         return super().over_all_outputs if read_off is None else read_off
@@ -346,7 +346,7 @@ class SizedCapture(SizedWays):
 
         What that takes is done once, for the capture off which this one was read.
         """
-        base = self._base_in_ways
+        base = self._base_alike
         if base is self:
             return False
         over_all = base.over_all_outputs
