@@ -9,6 +9,7 @@ from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
+from remat.session.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute")  # Dynamo's, in a thread
 
@@ -130,3 +131,34 @@ def test_a_thread_that_only_evaluates_is_in_no_step(way):
 
         for _ in range(3):
             assert_right(gradients(model, 0, evaluate), 0)
+
+
+class WithLogits(nn.Module):
+    """Returns a loss and what it is of."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x):
+        logits = self.layer(x)
+        return logits.square().mean(), logits
+
+
+def test_code_that_is_compiled_anew_where_outputs_are_named_is_planned(monkeypatch):
+    """Of two threads that compile at once, torch may lose what one has compiled."""
+    named = Session._rebuilt
+
+    def lost(session, returned):
+        torch._dynamo.reset_code(WithLogits.forward.__code__)
+        return named(session, returned)
+
+    monkeypatch.setattr(Session, "_rebuilt", lost)
+    plain, x = WithLogits(), torch.randn(8, 16)
+    model = remat.rematerialize(WithLogits(), budget="1MiB", outputs=0, limit_seconds=0.1)
+    for _ in range(2):
+        for each in (plain, model):
+            each.zero_grad()
+            each(x)[0].backward()
+        assert torch.equal(model.layer.weight.grad, plain.layer.weight.grad)

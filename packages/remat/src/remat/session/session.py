@@ -100,7 +100,8 @@ class Session:
         Raises:
             RematError: if the forward differs when it is run again to measure a loss.
         """
-        if self._answer is not None:
+        region = Region(dynamo_graph, counters)
+        if self._answer is not None and all(region.place != one.place for one in self._regions):
             raise RematError(
                 "loss= is measured by running the forward again, and this one differs then; leave "
                 "it out, or compute the loss in the model's forward"
@@ -111,7 +112,6 @@ class Session:
             self.breaks.append(leads_to(dynamo_graph.caller))
         if self._one_region and not dynamo_graph.whole:
             self._share_budget()
-        region = Region(dynamo_graph, counters)
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.place == region.place:
                 region.know_as(other)
