@@ -1,9 +1,13 @@
 """Graphs with the same outline run each other's schedules."""
 
+import json
 from dataclasses import replace
 
+import pytest
+
+import remat
 from remat.plans.outlines import Outline
-from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value, simulate
+from remat_graph import Compute, DocumentError, Free, Graph, Op, Schedule, Stage, Value, simulate
 
 
 def step(*gradients):
@@ -20,12 +24,16 @@ def step(*gradients):
     return Graph(values, ops, resident={"x"}, results={"dx"}, boundary="loss")
 
 
+def stored():
+    steps = ["f", "g", "loss", "-a", "-b", "of_b", "-db", "of_a"]
+    return Schedule(tuple(Free(s[1:]) if s[0] == "-" else Compute(s) for s in steps))
+
+
 def test_the_order_of_outputs_does_not_count():
     here, there = step("da", "db"), step("db", "da")
     mine, its = Outline.of(here), Outline.of(there)
     assert mine.hash == its.hash
-    steps = ["f", "g", "loss", "-a", "-b", "of_b", "-db", "of_a"]
-    schedule = Schedule(tuple(Free(s[1:]) if s[0] == "-" else Compute(s) for s in steps))
+    schedule = stored()
     assert mine.translate(schedule, its) == schedule  # the names are the same in both
     assert simulate(there, schedule).peak_bytes == simulate(here, schedule).peak_bytes
 
@@ -38,3 +46,17 @@ def test_which_gradient_is_read_when_counts():
         for op in here.ops
     )
     assert Outline.of(replace(here, ops=ops)).hash != Outline.of(here).hash
+
+
+def test_files_of_schema_version_3_have_outlines_in_the_order_of_outputs():
+    graph = step("da", "db")
+    plan = remat.Plan.of(graph, stored(), 2**20)
+    document = json.loads(plan.encode())
+    region = document["body"]["kinds"][0]
+    before = Outline.of(graph, as_made=True).hash
+    assert region["outline"] == Outline.of(graph).hash != before
+    region["outline"] = before
+    assert remat.Plan.decode(json.dumps(document | {"version": 3}).encode()) == plan
+    region["outline"] = before[::-1]
+    with pytest.raises(DocumentError, match="hash of the outline"):
+        remat.Plan.decode(json.dumps(document).encode())

@@ -43,9 +43,11 @@ class Outline:
     values: tuple[str, ...]
 
     @classmethod
-    def of(cls, graph: Graph) -> Outline:
-        """Make the outline of a graph."""
-        ordered = _with_gradients_in_order(_ordered(graph), graph)
+    def of(cls, graph: Graph, *, as_made: bool = False) -> Outline:
+        """Make the outline of a graph; `as_made` has the gradients of outputs in their order."""
+        ordered = _ordered(graph)
+        if not as_made:
+            ordered = _with_gradients_in_order(ordered, graph)
         ops = tuple(op.name for op in ordered)
         values = tuple(dict.fromkeys(value for op in ordered for value in op.outputs))
         op_at = {name: index for index, name in enumerate(ops)}
