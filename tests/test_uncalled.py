@@ -65,3 +65,22 @@ def test_steps_of_other_models_say_nothing():
         warnings.simplefilter("error", remat.BudgetWarning)
         step(other, other.loss(X))
         step(other, other.loss(X), *model.parameters())  # which have no gradients
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_one_that_shares_its_parameters_may_be_called_in_its_place(first):
+    original = Judged()
+    unused = remat.rematerialize(original, budget="1GiB") if first else None
+    model = remat.rematerialize(nn.Sequential(original), budget="1GiB")
+    loss = model(X).sum()
+    unused = unused or remat.rematerialize(original, budget="2GiB")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", remat.BudgetWarning)
+        step(unused, loss)
+
+
+def test_the_original_in_its_place_is_told_of():
+    original = Judged()
+    unused = remat.rematerialize(original, budget="1GiB")
+    with pytest.warns(remat.BudgetWarning, match="The original"):
+        step(unused, original(X).sum())

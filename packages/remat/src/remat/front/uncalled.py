@@ -21,14 +21,17 @@ __all__ = ["FirstCall"]
 
 _UNCALLED = (
     "an optimizer steps parameters of {}, whose forward was not called in training: a plan is of "
-    "forward, and other methods that the loop calls, such as model.loss(x), run as they are, over "
-    "any budget. Name submodules that they call in regions=, or rematerialize a module whose "
-    "forward calls them"
+    "forward of what remat.rematerialize returned. The original, and other methods that the loop "
+    "calls, such as model.loss(x), run as they are, over any budget. Name submodules that they "
+    "call in regions=, or rematerialize a module whose forward calls them"
 )
 
 
 class FirstCall:
-    """Warns, once, where a `model` is trained before its first call."""
+    """Warns, once, where a `model` is trained before its first call.
+
+    Not where another that shares parameters with it was called.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._name = type(model).__name__
@@ -37,8 +40,10 @@ class FirstCall:
         _listen_to_optimizers()
 
     def came(self) -> None:
-        """See the first call, or that nobody is to be told any more."""
-        _awaited.discard(self)
+        """See a call."""
+        if self in _awaited:
+            _awaited.discard(self)
+            _called.add(self)
 
     def see_step(self, optimizer: torch.optim.Optimizer) -> None:
         """See that an optimizer steps.
@@ -48,12 +53,16 @@ class FirstCall:
         """
         own = {id(each) for each in self._parameters() if each.grad is not None}
         stepped = (id(each) for group in optimizer.param_groups for each in group["params"])
-        if not own.isdisjoint(stepped):
-            self.came()
+        if own.isdisjoint(stepped):
+            return
+        _awaited.discard(self)
+        others = (id(each) for other in list(_called) for each in other._parameters())
+        if own.isdisjoint(others):
             warnings.warn(_UNCALLED.format(self._name), BudgetWarning, stacklevel=2)
 
 
 _awaited: weakref.WeakSet[FirstCall] = weakref.WeakSet()
+_called: weakref.WeakSet[FirstCall] = weakref.WeakSet()
 
 
 @functools.cache
