@@ -55,6 +55,7 @@ def test_a_checkpoint_goes_from_one_to_the_other():
     assert_close(step(model), step(net()))
 
 
+@pytest.mark.sweep
 def test_data_parallel_over_the_result(tmp_path):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1

@@ -111,6 +111,7 @@ class Apart(nn.Module):
         return self.down(hidden.detach()), hidden * 2
 
 
+@pytest.mark.sweep
 def test_what_is_given_again_is_there_though_no_gradient_comes_to_its_group(monkeypatch):
     monkeypatch.setattr(
         "remat.planning.slices.Capture.in_groups",

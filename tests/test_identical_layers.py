@@ -53,6 +53,7 @@ def keeping_little(graph):
     return Schedule(tuple(steps))
 
 
+@pytest.mark.sweep
 def test_a_schedule_of_one_block_is_one_for_all_of_its_class(cut):
     hierarchy = cut[1]
     translated = 0
@@ -68,6 +69,7 @@ def test_a_schedule_of_one_block_is_one_for_all_of_its_class(cut):
     assert translated > len(hierarchy.unique_blocks)
 
 
+@pytest.mark.sweep
 def test_a_model_of_which_few_layers_were_traced_trains_as_in_eager(monkeypatch):
     rows = []
     shortened = tracing.shortened

@@ -115,6 +115,7 @@ def test_other_backwards_than_planned_for_are_right(planned, of):
     assert_same_steps(ours, plain, batch(), of=loss)
 
 
+@pytest.mark.sweep
 def test_a_backward_in_part_is_right(planned):
     ours, plain = planned
     x = batch()

@@ -90,13 +90,10 @@ def gradients_of(executable, model, args):
     return loss.detach(), [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "how",
-    [
-        pytest.param({}, marks=pytest.mark.sweep),
-        pytest.param({"logits": True}, marks=pytest.mark.sweep),
-        {"breaks": True},
-    ],
+    [{}, {"logits": True}, {"breaks": True}],
     ids=str,
 )
 def test_a_model_trains_by_rows(how, tmp_path):

@@ -77,6 +77,7 @@ def test_sizes_are_drawn_that_eager_can_run_with_and_the_same_ones_for_a_seed():
         assert mask.shape == (ids.shape[1], ids.shape[1])
 
 
+@pytest.mark.sweep
 def test_a_case_of_drawn_sizes_trains_as_eager_does_within_the_budget():
     outcome = matrix_cases.judge(Case("own/sum", lambda: [("", sentences)]), seed=0)
     assert outcome.category == "right", outcome.reason

@@ -130,6 +130,7 @@ def test_floats_that_are_whole_numbers_are_no_sizes(
     assert not passed
 
 
+@pytest.mark.sweep
 def test_zeros_for_gradients_that_do_not_come_are_of_the_size_of_the_call() -> None:
     torch.manual_seed(0)
     model = Reading()

@@ -106,7 +106,11 @@ def test_steps_go_on_after_an_odd_one(odd, several):
     assert all(at in told_of or at + 1 in told_of for at in over)  # by a record, it is one later
 
 
-@pytest.mark.parametrize("several", [False, True], ids=["one region", "several"])
+@pytest.mark.parametrize(
+    "several",
+    [False, pytest.param(True, marks=pytest.mark.sweep)],
+    ids=["one region", "several"],
+)
 def test_steps_that_all_ask_for_it_are_refused(several):
     _, model = without_room(several=several)
     for ids in batches(3):

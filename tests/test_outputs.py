@@ -228,6 +228,7 @@ def test_reading_between_the_halves_over_the_budget_is_told(plain):
         trained(made, ids)
 
 
+@pytest.mark.sweep
 def test_what_a_loop_makes_of_an_output_that_it_reads_is_told_if_it_is_over(plain):
     model, ids, logits, _, peak_bytes = plain
     size = logits.untyped_storage().nbytes()

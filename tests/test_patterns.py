@@ -58,6 +58,7 @@ def test_patterns_that_come_in_turn_are_planned_once_each(name, monkeypatch):
     assert 1 <= len(made) <= 2 * len(patterns)  # once more by what a first step showed
 
 
+@pytest.mark.sweep
 def test_steps_before_the_first_plan_are_within_a_budget_that_can_be_kept():
     """The region that keeps least takes more than the budget to compute it all again."""
     train("loop", "2.2MiB", [1, 2, 3, 4])  # a step over the budget would warn

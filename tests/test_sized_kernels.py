@@ -166,6 +166,7 @@ class Unread(nn.Module):
         return {"scores": scores.tanh(), "loss": (torch.tanh(scores * 2) + scores).square().sum()}
 
 
+@pytest.mark.sweep
 def test_models_with_outputs_that_no_step_reads_run_groups() -> None:
     run = remat.rematerialize(
         Unread(), budget=2**30, kernels="inductor", costs="estimate", limit_seconds=0.2, wait=True

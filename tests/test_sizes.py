@@ -36,7 +36,8 @@ def test_one_trace_serves_all_sizes(name: str, traces: list[str]) -> None:
     assert traces == ["as it comes", "as it comes", "with symbols"]
 
 
-@pytest.mark.parametrize("name", swept(["attention", "graph", "images"], ["images"]))
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", ["attention", "graph", "images"])
 def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
     make, inputs, lengths = MODELS[name]
     torch.manual_seed(0)

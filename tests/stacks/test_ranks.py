@@ -8,7 +8,6 @@ is measured to be within a budget that nothing but slices reaches.
 """
 
 import pytest
-from integration_cases.sweeps import swept
 from integration_cases.unequal import are_eagers
 from stack_cases import processes, sliced
 from stack_cases.ranks import any_case, example, one_plan
@@ -37,11 +36,6 @@ CASES = {
 }
 
 
-SWEPT = {
-    "DDP, gradients are views of buckets", "DDP, static graph", "DDP, small buckets",
-    "DDP, no_sync", "DDP, a head at a time, unused parameters looked for",
-    "one plan of a model", "examples/ddp.py", "examples/fsdp2.py",
-}  # fmt: skip
 IN_SLICES = {"DDP in slices": "DDP", "FSDP2 in slices": "FSDP2"}
 LENGTHS = "batches of other lengths"
 ALL = {
@@ -49,6 +43,8 @@ ALL = {
     **{name: (sliced.beside_plain, kind) for name, kind in IN_SLICES.items()},
     LENGTHS: (are_eagers, 4),
 }
+
+pytestmark = pytest.mark.sweep  # two processes take seconds to start
 
 
 @pytest.fixture(scope="module")
@@ -60,12 +56,12 @@ def found(request, tmp_path_factory):
     return run_ranks(tmp_path_factory.mktemp("ranks"), any_case, cases)
 
 
-@pytest.mark.parametrize("case", swept(CASES, CASES.keys() - SWEPT))
+@pytest.mark.parametrize("case", CASES)
 def test_gradients_and_weights_are_those_of_plain_training(found, case):
     processes.assert_same_records(found[case])
 
 
-@pytest.mark.parametrize("case", swept(IN_SLICES, []))
+@pytest.mark.parametrize("case", IN_SLICES)
 def test_ranks_train_in_slices(found, case):
     for of_rank in found[case]:
         assert not isinstance(of_rank, str), of_rank

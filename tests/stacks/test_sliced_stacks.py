@@ -20,7 +20,8 @@ def test_without_slices_the_budget_is_too_small():
         remat.rematerialize(Headed(whole=True), (words(0),), **IN_SLICES | {"numerics": None})
 
 
-@pytest.mark.parametrize("wraps", [pytest.param("remat", marks=pytest.mark.sweep), "peft"])
+@pytest.mark.sweep
+@pytest.mark.parametrize("wraps", ["remat", "peft"])
 def test_adapters_train_in_slices(wraps):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(r=2, target_modules=["up", "down", "out"], init_lora_weights=False)

@@ -23,6 +23,7 @@ def examples(masked=False):
     return made
 
 
+@pytest.mark.sweep
 def test_weights_after_accumulated_steps_are_those_of_the_plain_model(tmp_path):
     model, eager = rematerialized(gpt2(depth=1)), gpt2(depth=1)
     for each in (model, eager):

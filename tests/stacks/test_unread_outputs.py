@@ -66,6 +66,7 @@ def test_what_libraries_do_with_outputs():
     assert torch.equal(torch.load(saved)["logits"], expected)
 
 
+@pytest.mark.sweep
 def test_a_plan_made_without_a_step_is_used_where_outputs_have_another_order(tmp_path):
     ids = tokens()
     plan = remat.plan(gpt2(), kwargs={"input_ids": ids, "labels": ids}, budget=0.97)

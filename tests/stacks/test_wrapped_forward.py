@@ -56,7 +56,8 @@ def test_a_wrapper_of_an_inner_forward():
     assert len(calls) == 3
 
 
-@pytest.mark.parametrize("example", [True, pytest.param(False, marks=pytest.mark.sweep)])
+@pytest.mark.sweep
+@pytest.mark.parametrize("example", [True, False])
 def test_hooks_of_inner_modules_run_once_a_step(example):
     def hooked(model):
         calls = []
@@ -73,6 +74,7 @@ def test_hooks_of_inner_modules_run_once_a_step(example):
     assert calls == expected == ["before", "after"] * 3
 
 
+@pytest.mark.sweep
 def test_a_hook_that_keeps_what_it_sees():
     """Features of a layer inside, read after the step."""
     kept = {}
@@ -95,14 +97,8 @@ class Doubled(nn.Module):
         return weight * 2
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        pytest.param("parametrize", marks=pytest.mark.sweep),
-        pytest.param("weight_norm", marks=pytest.mark.sweep),
-        "spectral_norm",
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", ["parametrize", "weight_norm", "spectral_norm"])
 def test_parametrizations(kind):
     def dressed():
         model = made(Blocks)

@@ -44,6 +44,7 @@ def test_what_has_no_mask_is_kept_in_a_smaller_copy():
     assert found.peak_bytes < simulate(graph, store_all(graph)).peak_bytes - 100
 
 
+@pytest.mark.sweep
 def test_there_is_one_schedule_whatever_the_budget():
     graph = packable(5)
     tight, wide = (solve(graph, budget, solver="gist") for budget in (240, 10**6))

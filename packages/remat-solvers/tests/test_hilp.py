@@ -77,6 +77,7 @@ def test_without_layers_the_program_has_the_optimum_of_all_staged_schedules(
         assert timeline.time == pytest.approx(best, rel=1e-6)
 
 
+@pytest.mark.sweep
 @settings(thorough, max_examples=6)
 @given(plain, st.floats(0, 1))
 def test_rk_checkmate_against_brute_force(graph, share):

@@ -80,14 +80,8 @@ def test_a_network_in_blocks_comes_near_its_optimum(serial):
     assert best.time <= serial.time <= 1.1 * best.time
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        None,
-        pytest.param("processes", marks=pytest.mark.sweep),
-        pytest.param("dask_executor", marks=pytest.mark.sweep),
-    ],
-)
+@pytest.mark.sweep
+@pytest.mark.parametrize("kind", [None, "processes", "dask_executor"])
 def test_the_result_is_the_same_whatever_runs_it(kind, request, serial):
     executor = None if kind is None else request.getfixturevalue(kind)
     found = solved(HILP(), HIERARCHY.graph, BUDGET, HIERARCHY, seconds=None, executor=executor)

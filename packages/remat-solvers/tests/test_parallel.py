@@ -90,6 +90,7 @@ def test_a_process_that_dies_is_named(importable):
             run_all(pool, tasks.square, NUMBERS)
 
 
+@pytest.mark.sweep
 def test_a_worker_of_dask_that_dies_is_named(dask_executor):
     with pytest.raises(WorkerDied, match=r"'number 3' was solved: KilledWorker") as caught:
         run_all(dask_executor, tasks.die, NUMBERS[3:4])

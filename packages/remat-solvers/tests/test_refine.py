@@ -64,6 +64,7 @@ def test_training_chains_against_brute_force(graph, fraction):
     check_against_brute_force(graph, max(1, int(peak * fraction)))
 
 
+@pytest.mark.sweep
 @settings(thorough, max_examples=8)
 @given(st.one_of(graphs(), trainings()), st.floats(0.4, 1.0))
 def test_the_ways_of_large_programs_against_brute_force(graph, fraction):

@@ -41,6 +41,7 @@ def test_it_is_found_by_its_entry_point(install):
     assert solution.time > graph.time
 
 
+@pytest.mark.sweep
 def test_it_does_what_it_says():
     check = check_solver(third_party.Perturbed, problems=30)
     assert not check.faults

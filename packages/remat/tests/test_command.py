@@ -306,6 +306,7 @@ def test_what_is_done_gives_way_to_the_time_left(monkeypatch):
     assert "capturing and solving: check" in shown.getvalue()
 
 
+@pytest.mark.sweep
 def test_solvers_side_by_side(graph, capsys, monkeypatch):
     words = ("compare", graph, "--solver", "store-all", "--solver", "refine")
     words += ("--limit-seconds", "0.5")

@@ -340,6 +340,7 @@ def test_what_cannot_be_compiled_says_why(monkeypatch):
     assert len(kernel.run(inputs)) == len(kernel.body.outputs)
 
 
+@pytest.mark.sweep
 def test_kernels_are_compiled_in_other_processes():
     program = program_of(Gelu(24), torch.randn(5, 24))
     kernels = list(kernels_of(in_groups(program)).values())

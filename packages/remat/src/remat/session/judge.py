@@ -226,12 +226,15 @@ class Judge:
         That is not planned for, unless each of several steps in a row does so.
         """
         peak, budget = record.peak_bytes, planned.plan.budget_bytes
-        over = record.was_read and planned.fits and peak > budget
-        self._reading_in_a_row = (self._reading_in_a_row + 1) % _ATTEMPTS * over
-        over = self._reading_in_a_row > 0
-        if over:
-            warnings.warn(self._over(peak, budget, verdicts.READ), BudgetWarning, stacklevel=2)
-        return over
+        if not (record.was_read and planned.fits and peak > budget):
+            self._reading_in_a_row = 0
+            return False
+        self._reading_in_a_row += 1
+        if self._reading_in_a_row == _ATTEMPTS:
+            self._reading_in_a_row = 0
+            return False
+        warnings.warn(self._over(peak, budget, verdicts.READ), BudgetWarning, stacklevel=2)
+        return True
 
     def _goes_on(self, record: Recorded, error: BudgetTooSmall | BudgetExceeded) -> bool:
         """Whether steps go on though one had no plan: later ones make or read less outputs."""
