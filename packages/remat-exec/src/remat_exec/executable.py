@@ -29,7 +29,6 @@ from remat_graph.torch import Capture, Program, generators_restored, process_loc
 
 __all__ = ["Executable"]
 
-
 _NONE: frozenset[str] = frozenset()
 _NAME_IT = "read it after the backward, or name it in outputs=, so that it is planned for"
 _MOST_IN_PART = 16  # backwards without what is not asked for, kept at a time
@@ -133,7 +132,7 @@ class Executable:
         return self.code.peak_bytes
 
     def peak_without(self, missing: frozenset[int]) -> int:
-        """Give the predicted peak in bytes where the gradients at these positions do not come."""
+        """Predict the peak in bytes where the gradients at these positions do not come."""
         return self.variant(missing).code.peak_bytes
 
     @property
@@ -358,7 +357,8 @@ class Executable:
     ) -> Variant:
         """Make a backward with gradients that were not planned for."""
         whole = self.capture.over_all_outputs if self._may_come else self.capture
-        other = whole.with_loss(self.capture.loss.at_least(whole.loss))
+        loss = self.capture.loss  # allowed no more where no budget holds for this call alone
+        other = whole.with_loss(loss if self.budget_bytes is None else loss.at_least(whole.loss))
         if _forward_order(other.program) != _forward_order(self.capture.program):
             raise BackwardError(
                 "this backward, over other outputs than planned for, needs another forward; "

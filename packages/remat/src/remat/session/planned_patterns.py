@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from remat.planning.ranks import has_other_ranks
 from remat.plans.plan import Plan
+from remat.plans.regions import peak_of
 from remat.session.recording import Recorded, is_part
 from remat_solvers.step import RegionOption
 
@@ -59,6 +60,12 @@ class PlannedPattern:
         peak = max(self.plan.predicted_peak_bytes, self.plan.measured_peak_bytes or 0)
         return peak + beyond + grown
 
+    def peak_with_more(self, call: int, more_bytes: int) -> int:
+        """Predict the peak where the backward of a call takes so much beyond the call's peak."""
+        taken, others = self.options[call], list(self.options)
+        others[call] = replace(taken, backward_bytes=taken.peak_bytes + more_bytes)
+        return peak_of(self.record.moments, others)
+
     def held_with(self, half: str, stored: Sequence[int]) -> int:
         """Bound what the code between regions holds where the first calls are of other sizes.
 
@@ -106,6 +113,14 @@ class PlannedPatterns:
     def plan(self) -> Plan | None:
         """The plan of the pattern that the step follows, if it is within the budget."""
         return self._followed.plan if self._followed is not None and self._followed.fits else None
+
+    def peak_with_more(self, call: int, more_bytes: int) -> int:
+        """Predict the same of the step under way, which follows a plan."""
+        followed = self._followed
+        assert followed is not None
+        if call >= len(followed.options):
+            return followed.plan.predicted_peak_bytes + more_bytes
+        return followed.peak_with_more(call, more_bytes)
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""

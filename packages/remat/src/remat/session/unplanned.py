@@ -55,6 +55,7 @@ class Unplanned:
         if call is None or call not in step.live or position in call.outputs_watched:
             return
         step.outputs.was_read = True
+        step.is_odd |= step.begun_late  # a record of a part does not show what was read
         call.reading_bytes += call.executable.reading_bytes(position)  # type: ignore[attr-defined]
         reading = sum(each.reading_bytes for each in step.open_calls)
         self._tell(call, _READ, reading)
@@ -69,7 +70,7 @@ class Unplanned:
         self._step.is_odd |= not call.region.learn(executable, missing, None)
         if self._knows_other_peaks and not executable.capture.missing <= missing:
             peak: int = executable.peak_without(missing)  # type: ignore[attr-defined]
-            self._tell(call, _CAME, max(0, peak - executable.peak_bytes))
+            self._tell(call, _CAME, max(0, peak - executable.peak_bytes), call.position)
 
     def exceeded_if_staying(self) -> int | None:
         """Give the budget, once, if the step may have taken more where gradients stayed."""
@@ -79,22 +80,24 @@ class Unplanned:
         self._told_of_staying = step.done
         return self._exceeded_with(sum(region.leaving_bytes for region, _ in step.calls))
 
-    def _tell(self, call: Call, text: str, more_bytes: int) -> None:
-        budget = None if call.warned else self._exceeded_with(more_bytes)
+    def _tell(self, call: Call, text: str, more_bytes: int, at: int | None = None) -> None:
+        budget = None if call.warned else self._exceeded_with(more_bytes, at)
         if budget is not None:
             call.warned = True
             warnings.warn(text.format(more_bytes, budget), BudgetWarning, stacklevel=3)
 
-    def _exceeded_with(self, more_bytes: int) -> int | None:
+    def _exceeded_with(self, more_bytes: int, at: int | None = None) -> int | None:
         """Give the budget, if the step may take more with so much that is in no plan, or `None`.
 
-        One that follows no plan is judged by its record, if it has one of all its calls.
+        It may come at any time, or in the backward of the call `at` this position. A step that
+        follows no plan is judged by its record, if it has one.
         """
-        step = self._step
-        plan = None if step.patterns.off_plan else step.patterns.plan
+        step, patterns = self._step, self._step.patterns
+        plan = None if patterns.off_plan else patterns.plan
         if plan is None:
-            is_recorded = step.recording.is_running and not step.begun_late
-            is_judged = is_recorded and not step.is_odd
+            is_judged = step.recording.is_running and not step.is_odd
             return None if is_judged else step.known_budget
-        peak = max(plan.predicted_peak_bytes, plan.measured_peak_bytes or 0)
-        return plan.budget_bytes if peak + more_bytes > plan.budget_bytes else None
+        predicted = plan.predicted_peak_bytes
+        peak = predicted + more_bytes if at is None else patterns.peak_with_more(at, more_bytes)
+        peak += max(0, (plan.measured_peak_bytes or 0) - predicted)
+        return plan.budget_bytes if peak > plan.budget_bytes else None
