@@ -21,6 +21,11 @@ from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy_over,
     workspace_bytes,
 )
+from remat_graph.torch.kernels.masked_writes import (
+    gradient_of_values,
+    of_whole_masks,
+    put_of_whole_masks,
+)
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
     backward_of_pool,
@@ -68,6 +73,7 @@ class Operator:
     - `adds_to` adds its result to a tensor, without a buffer for what it adds.
     - `workspace` gives the bytes that a call takes beside what it reads and gives, of what is known
       of its first argument, of which slices have fewer rows, and of the call.
+    - `hardest` gives, for made-up arguments, those for which it takes the most memory.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     - `fuses`: a compiler makes loops of it and joins them with those of its neighbours, as of all
       that is pointwise.
@@ -92,6 +98,7 @@ class Operator:
     in_slices: Rule | None = None
     adds_to: Function | None = None
     workspace: Callable[[TensorFacts, Call], int] | None = None
+    hardest: Function | None = None
     flops_like: Function | None = None
     fuses: bool = False
 
@@ -218,7 +225,6 @@ OPERATORS: dict[Any, Operator] = {
         for packet, names in (
             (aten.index_add, ("default",)),
             (aten.index_copy, ("default",)),
-            (aten.index_put, ("default",)),
             (aten.masked_fill, ("Scalar", "Tensor")),
             (aten.masked_scatter, ("default",)),
             (aten.put, ("default",)),
@@ -227,7 +233,11 @@ OPERATORS: dict[Any, Operator] = {
         )
         for name in names
     },
-    aten._unsafe_index_put.default: Operator(in_place=aten.index_put_.default),
+    **dict.fromkeys(
+        (aten.index_put.default, aten._unsafe_index_put.default),
+        Operator(in_place=aten.index_put_.default, hardest=put_of_whole_masks),
+    ),
+    gradient_of_values: Operator(deterministic=True, hardest=of_whole_masks),
     # backwards of pointwise functions
     **{
         operator.default: Operator(in_place=_over_gradient(operator))

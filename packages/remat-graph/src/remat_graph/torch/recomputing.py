@@ -66,7 +66,7 @@ def may_run_again(target: Any, body: Body | None = None) -> bool:
     names = _names(target)
     if not names:
         return operator_of(target).deterministic
-    return bool(names & _allowed) or _decides_nothing(target)
+    return bool(names & _allowed) or operator_of(target).deterministic or _decides_nothing(target)
 
 
 def is_collective(target: Any, body: Body | None = None) -> bool:

@@ -29,6 +29,7 @@ from remat_graph.torch.tracing.draws import DrawnAnew, may_draw_in_order_of_dime
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.layouts import lying_as_real
+from remat_graph.torch.tracing.masked_writes import masked_writes_of_known_size
 from remat_graph.torch.tracing.roles import read_roles
 from remat_graph.torch.tracing.whole_operators import operators_kept_whole
 
@@ -144,6 +145,7 @@ def _traced(
         stack.enter_context(within())
         stack.enter_context(lying_as_real())
         stack.enter_context(operators_kept_whole())
+        stack.enter_context(masked_writes_of_known_size())
         stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
         metadata = joint._aot_state.fw_metadata

@@ -15,8 +15,6 @@ batch norm and a product of any dimensions come to the kernels that eager runs.
 from __future__ import annotations
 
 import contextlib
-import functools
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,6 +22,8 @@ import torch
 from torch._C import DispatchKey
 from torch._decomp.decompositions import upsample_compute_output_size
 from torch._prims_common import suggest_memory_format
+
+from remat_graph.torch.tracing.overriding import overridden
 
 __all__ = ["operators_kept_whole"]
 
@@ -44,14 +44,13 @@ _TRACED_BY = (DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 @contextlib.contextmanager
 def operators_kept_whole() -> Iterator[None]:
     """Let what this thread traces call operators that torch would take apart."""
-    thread = threading.get_ident()
+    by_autograd = {each.default: _by_autograd(each.default) for each in (*_RESIZING, *_OTHERS)}
+    by_size = {each.vec: _by_size(each.default) for each in _RESIZING}
     with contextlib.ExitStack() as stack:
-        for operator in (*_RESIZING, *_OTHERS):
-            stack.enter_context(_runs_as(operator.default, _by_autograd(operator.default), thread))
-        for operator in _RESIZING:
-            stack.enter_context(_runs_as(operator.vec, _by_size(operator.default), thread))
+        for operator, function in {**by_autograd, **by_size}.items():
+            stack.enter_context(overridden(operator, function, *_TRACED_BY, if_there=True))
         for operator, gradient in _GRADIENTS.items():
-            stack.enter_context(_runs_as(operator, gradient, thread, (DispatchKey.Meta,)))
+            stack.enter_context(overridden(operator, gradient, DispatchKey.Meta))
         yield
 
 
@@ -100,31 +99,3 @@ def _by_size(operator: Any) -> Callable[..., Any]:
         return operator(image, sizes, *others, *(factors or [None] * len(sizes)))
 
     return resized
-
-
-@contextlib.contextmanager
-def _runs_as(
-    operator: Any, function: Callable[..., Any], thread: int, keys: tuple[DispatchKey, ...] = ()
-) -> Iterator[None]:
-    """Let calls of this thread come to a function: by these keys, or by those of a formula."""
-    kernels = operator.py_kernels
-    before = {key: kernels.get(key) for key in keys or _TRACED_BY if keys or key in kernels}
-
-    def chosen(theirs: Callable[..., Any]) -> Callable[..., Any]:
-        def choose(*args: Any, **kwargs: Any) -> Any:
-            own = threading.get_ident() == thread
-            return (function if own else theirs)(*args, **kwargs)
-
-        return choose
-
-    for key, theirs in before.items():
-        kernels[key] = chosen(theirs or functools.partial(operator._op_dk, key))
-    operator._dispatch_cache.clear()
-    try:
-        yield
-    finally:
-        for key, theirs in before.items():
-            kernels.pop(key)
-            if theirs is not None:
-                kernels[key] = theirs
-        operator._dispatch_cache.clear()
