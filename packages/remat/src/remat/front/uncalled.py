@@ -6,16 +6,14 @@ never called with gradients on.
 
 from __future__ import annotations
 
-import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from remat.errors import BudgetWarning
+from remat.session.optimizers import stop_telling, tell_of_optimizers
 
 __all__ = ["FirstCall"]
 
@@ -36,16 +34,16 @@ class FirstCall:
     def __init__(self, model: torch.nn.Module) -> None:
         self._name = type(model).__name__
         self._parameters: Callable[[], Iterable[torch.nn.Parameter]] = model.parameters
-        _awaited.add(self)
-        _listen_to_optimizers()
+        self._awaited = True
+        tell_of_optimizers(self)
 
     def came(self) -> None:
         """See a call."""
-        if self in _awaited:
-            _awaited.discard(self)
+        if self._awaited:
+            self._end()
             _called.add(self)
 
-    def see_step(self, optimizer: torch.optim.Optimizer) -> None:
+    def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """See that an optimizer steps.
 
         Warns:
@@ -55,23 +53,14 @@ class FirstCall:
         stepped = (id(each) for group in optimizer.param_groups for each in group["params"])
         if own.isdisjoint(stepped):
             return
-        _awaited.discard(self)
+        self._end()
         others = (id(each) for other in list(_called) for each in other._parameters())
         if own.isdisjoint(others):
             warnings.warn(_UNCALLED.format(self._name), BudgetWarning, stacklevel=2)
 
+    def _end(self) -> None:
+        self._awaited = False
+        stop_telling(self)
 
-_awaited: weakref.WeakSet[FirstCall] = weakref.WeakSet()
+
 _called: weakref.WeakSet[FirstCall] = weakref.WeakSet()
-
-
-@functools.cache
-def _listen_to_optimizers() -> None:
-    """Register the hook; it stays, for none may go while torch calls its hooks."""
-    register_optimizer_step_pre_hook(_optimizer_steps)
-
-
-def _optimizer_steps(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-    if _awaited and not torch.compiler.is_compiling():
-        for first in list(_awaited):
-            first.see_step(optimizer)

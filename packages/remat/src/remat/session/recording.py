@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import itertools
 import threading
@@ -13,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from remat.session.optimizers import tell_of_optimizers
 from remat_graph.torch import AllocationRecorder, Mark, MeasurementError
 from remat_solvers.step import RegionOption, TimeStep
 
@@ -129,7 +128,7 @@ class StepRecording:
     """
 
     def __init__(self, optimizer_steps: Callable[[], None]) -> None:
-        self.optimizer_steps = weakref.WeakMethod(optimizer_steps)
+        self._optimizer_steps = weakref.WeakMethod(optimizer_steps)
         self._recorder: AllocationRecorder | None = None
         self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
@@ -169,8 +168,7 @@ class StepRecording:
         with contextlib.suppress(MeasurementError):
             recorder.__enter__()
             self._recorder = recorder
-            _listen_to_optimizers()
-            _told_of_optimizers.add(self)
+            tell_of_optimizers(self)
             self.mark("start")
 
     def _collect_garbage(self, *, solved: bool) -> None:
@@ -224,6 +222,12 @@ class StepRecording:
             self._marks = marks[: 1 + last]
         return self._marks
 
+    def before_optimizer(self, _: torch.optim.Optimizer) -> None:
+        """See that an optimizer begins a step; in another thread it cannot end the recorded one."""
+        method = self._optimizer_steps()
+        if method is not None and self.thread == threading.get_ident() and self.ended:
+            method()
+
     def stop(self) -> None:
         """Drop what was recorded."""
         self._awaited = self._ended = False
@@ -238,24 +242,6 @@ class StepRecording:
     def __del__(self) -> None:
         """Leave no profiler running."""
         self.stop()
-
-
-_told_of_optimizers: weakref.WeakSet[StepRecording] = weakref.WeakSet()
-
-
-@functools.cache
-def _listen_to_optimizers() -> None:
-    """Register the hook; it stays, for none may go while torch calls its hooks."""
-    register_optimizer_step_pre_hook(_optimizer_steps)
-
-
-def _optimizer_steps(*_: object) -> None:
-    if not torch.compiler.is_compiling():
-        for recording in list(_told_of_optimizers):
-            method = recording.optimizer_steps()
-            own = recording.thread == threading.get_ident()  # another thread cannot end it
-            if method is not None and own and recording.ended:
-                method()
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
