@@ -25,9 +25,10 @@ from remat_solvers.core.trace import trace
 from remat_solvers.core.wiring import Wiring, in_order, sequence_of
 from remat_solvers.published.checkmate import Checkmate
 from remat_solvers.published.rotor import Rotor
-from remat_solvers.refine import Refine
+from remat_solvers.refine import Refine, solver
 from remat_solvers.refine.relaxation import COST_OF_ONCE
 from remat_solvers.refine.state import State
+from remat_solvers.search.descent import minimal_peak_trace
 from remat_solvers.testing.brute_force import fastest
 
 thorough = settings(max_examples=16, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -198,6 +199,21 @@ def test_no_time_still_gives_a_schedule():
     peak = simulate(graph, store_all(graph)).peak_bytes
     solution = refine(graph, int(peak * 0.6), seconds=0)
     assert solution.schedule is None or solution.peak_bytes <= peak * 0.6
+
+
+def test_a_refusal_looks_for_a_smallest_peak_no_longer_than_its_limit(monkeypatch):
+    seconds = []
+
+    def noted(wiring, deadline, **options):
+        seconds.append(deadline - time.perf_counter())
+        return minimal_peak_trace(wiring, deadline, **options)
+
+    monkeypatch.setattr(solver, "minimal_peak_trace", noted)
+    graph = gpt2(layers=2)
+    too_little = peak_bound(Wiring.of(graph)).peak_bytes - 1
+    assert refine(graph, too_little, seconds=0.02).schedule is None
+    assert len(seconds) == 1
+    assert max(seconds) <= 0.02
 
 
 def test_an_interrupt_in_a_report_propagates():

@@ -52,6 +52,7 @@ __all__ = ["Refine"]
 
 _DEFAULT_SECONDS = 30.0
 _QUICK_START_SHARE = 1 / 20  # of the time, before all else where there is a choice
+_LAST_SECONDS = 1.0  # after the limit, at most as long again, for a smallest peak to tell of
 _PLAIN_SHARE = 1 / 4  # of the time, for what may choose nothing; the wider choices share the rest
 
 
@@ -106,7 +107,8 @@ class Refine(PlainSolver):
             problem.wiring, problem.budget_bytes, begin, limit, report, everything
         )
         if state.best is None:
-            state.offer(minimal_peak_trace(state.wiring, time.perf_counter() + 1.0))
+            last = min(seconds, _LAST_SECONDS)
+            state.offer(minimal_peak_trace(state.wiring, time.perf_counter() + last))
         return state.solution()
 
     def _refined(
