@@ -30,6 +30,7 @@ from remat_graph.torch.tracing.caches import caches_within, tensors_forgotten
 from remat_graph.torch.tracing.data_writes import DataWriter
 from remat_graph.torch.tracing.fakes import StandIns
 from remat_graph.torch.tracing.joint import Joint, Key
+from remat_graph.torch.tracing.positions import positions_as_indices
 from remat_graph.torch.tracing.provenance import NotedModules
 from remat_graph.torch.tracing.restoring import left_as_it_was
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten
@@ -139,8 +140,12 @@ class FlatRegion(torch.nn.Module):
         """Give the tensors that the function returns."""
         let_other_threads_compile()
         items = zip(self._inputs, self._is_tensor, strict=True)
-        result = self._region(*(tensors[item] if is_tensor else item for item, is_tensor in items))
+        with positions_as_indices() as check:
+            result = self._region(
+                *(tensors[item] if is_tensor else item for item, is_tensor in items)
+            )
         leaves, self.output_structure = flatten(result)
+        check(leaves, tensors)
         return leaves
 
 
@@ -308,9 +313,11 @@ class _FlatModule(torch.nn.Module):
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
             elsewhere = nullcontext() if self._capability is None else as_on_cuda(self._capability)
             replaced = _replaced_buffers_written_in_place(self.module)
-            with replaced, _RnnInSteps(), elsewhere, noted:
+            with replaced, _RnnInSteps(), elsewhere, positions_as_indices() as check, noted:
                 result = original_forward(self.module)(*args, **kwargs)
+            own = (*self.module.parameters(), *self.module.buffers())
         leaves, self.output_structure = flatten(result)
+        check(leaves, (*tensors, *own))
         return leaves
 
 
