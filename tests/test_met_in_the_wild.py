@@ -3,8 +3,13 @@
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
-from integration_cases.met_in_the_wild import NOT_PLANNED, ONE_REGION, SEVERAL_REGIONS, MixedVolume
-from integration_cases.odd_models import linear, rows, weighted
+from integration_cases.met_in_the_wild import (
+    NOT_PLANNED,
+    ONE_REGION,
+    SEVERAL_REGIONS,
+    MixedVolume,
+)
+from integration_cases.odd_models import Made, linear, rows, weighted
 from integration_cases.sweeps import swept
 from torch import nn
 
@@ -153,3 +158,14 @@ def test_a_model_without_a_graph_runs_as_it_is_if_asked_to():
     assert len(told) == 1
     assert torch.equal(losses[0], nn.CTCLoss()(*given))
     assert "without a plan" in str(model.plan)
+
+
+@pytest.mark.parametrize("door", [at_first_call, pytest.param(by_example, marks=pytest.mark.sweep)])
+def test_a_singular_matrix_is_an_error_of_its_step(door):
+    model = Made(lambda m, x, matrix: m.layer(x) @ torch.linalg.inv(matrix), layer=linear())
+    args = rows(), torch.eye(16)
+    run = door(model, args, "1MiB")
+    for _ in range(3):
+        with pytest.raises(RuntimeError, match=r"inv_ex: .* singular"):
+            run(rows(), torch.zeros(16, 16))
+        run(*args).sum().backward()

@@ -226,6 +226,24 @@ ONE_REGION |= {
         (rows(), tokens(8)),
     ),
 }
+ONE_REGION |= {
+    f"a check of {name}": (
+        lambda function=function: Made(
+            lambda m, x: m.leave(x) * function(m.layer.weight).square().mean(),
+            layer=linear(),
+            leave=linear(),
+        ),
+        (rows(),),
+    )
+    for name, function in {
+        "an inverse": torch.linalg.inv,
+        "a solution": lambda matrix: torch.linalg.solve(matrix, matrix[:2].T),
+        "a Cholesky factor": lambda matrix: torch.linalg.cholesky(matrix @ matrix.T),
+        "an LU factor": lambda matrix: torch.linalg.lu_factor(matrix)[0],
+        "an inverse by a tensor": lambda matrix: torch.linalg.tensorinv(matrix[None], 2),
+        "what a backward solves": lambda matrix: torch.linalg.eig(matrix)[0].abs(),
+    }.items()
+}
 SEVERAL_REGIONS = {
     "observers": (observed, (rows(),)),
     "changed before any graph": (
@@ -264,23 +282,16 @@ SEVERAL_REGIONS = {
 }
 _DATA = r"other memory by `.data =` at .*met_in_the_wild.py:\d+, which.*\.data\.copy_"
 NOT_PLANNED = {  # and what the error says
-    "a check of an inverse": (
+    "a check of a number": (
         lambda: Made(
-            lambda m, x: m.leave(x) @ torch.linalg.inv(m.layer.weight),
+            lambda m, x: torch.ops.aten._linalg_check_errors(
+                (x.sum() > 1e9).int(), "mine", is_matrix=True
+            )
+            or m.layer(x),
             layer=linear(),
-            leave=linear(),
         ),
         (rows(),),
-        r"_linalg_check_errors\S* at .*met_in_the_wild.py:\d+ has an effect.*inv_ex",
-    ),
-    "a check in a backward": (
-        lambda: Made(
-            lambda m, x: m.leave(x) * torch.linalg.eig(m.layer.weight)[0].abs().sum(),
-            layer=linear(),
-            leave=linear(),
-        ),
-        (rows(),),
-        r"_linalg_check_errors\S*.* has an effect.*on_infeasible='plain'",
+        r"_linalg_check_errors\S* at .*met_in_the_wild.py:\d+ has an effect.*on_infeasible='plain'",
     ),
     "the memory of another parameter": (
         lambda: Made(given_the_memory_of_another, layer=linear(), leave=linear()),

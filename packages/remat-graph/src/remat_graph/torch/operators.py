@@ -26,6 +26,7 @@ from remat_graph.torch.kernels.masked_writes import (
     of_whole_masks,
     put_of_whole_masks,
 )
+from remat_graph.torch.kernels.matrices import with_pivots, with_regular_matrix
 from remat_graph.torch.kernels.packing import (
     backward_of_kept,
     backward_of_pool,
@@ -73,7 +74,8 @@ class Operator:
     - `adds_to` adds its result to a tensor, without a buffer for what it adds.
     - `workspace` gives the bytes that a call takes beside what it reads and gives, of what is known
       of its first argument, of which slices have fewer rows, and of the call.
-    - `hardest` gives, for made-up arguments, those for which it takes the most memory.
+    - `made_up` gives, for arguments that were made up to measure it, those with which it runs, and
+      takes the most memory.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
     - `fuses`: a compiler makes loops of it and joins them with those of its neighbours, as of all
       that is pointwise.
@@ -98,7 +100,7 @@ class Operator:
     in_slices: Rule | None = None
     adds_to: Function | None = None
     workspace: Callable[[TensorFacts, Call], int] | None = None
-    hardest: Function | None = None
+    made_up: Function | None = None
     flops_like: Function | None = None
     fuses: bool = False
 
@@ -235,9 +237,9 @@ OPERATORS: dict[Any, Operator] = {
     },
     **dict.fromkeys(
         (aten.index_put.default, aten._unsafe_index_put.default),
-        Operator(in_place=aten.index_put_.default, hardest=put_of_whole_masks),
+        Operator(in_place=aten.index_put_.default, made_up=put_of_whole_masks),
     ),
-    gradient_of_values: Operator(deterministic=True, hardest=of_whole_masks),
+    gradient_of_values: Operator(deterministic=True, made_up=of_whole_masks),
     # backwards of pointwise functions
     **{
         operator.default: Operator(in_place=_over_gradient(operator))
@@ -300,6 +302,20 @@ OPERATORS: dict[Any, Operator] = {
     **dict.fromkeys((aten.addmm.default, aten.baddbmm.default), Operator(is_product=True)),
     aten.convolution.default: Operator(channels_last=True, weight=1),
     aten.convolution_backward.default: Operator(channels_last=True, weight=2),
+    # factorisations
+    **dict.fromkeys(
+        (
+            aten.linalg_inv_ex.default,
+            aten._linalg_solve_ex.default,
+            aten.linalg_cholesky_ex.default,
+            aten.linalg_ldl_factor_ex.default,
+            aten.linalg_lu_factor_ex.default,
+        ),
+        Operator(made_up=with_regular_matrix),
+    ),
+    **dict.fromkeys(
+        (aten.linalg_lu_solve.default, aten.lu_unpack.default), Operator(made_up=with_pivots)
+    ),
     # norms
     aten._native_batch_norm_legit_functional.default: Operator(
         runs_as=batch_norm.batch_norm, channels_last=True, statistics_like=1

@@ -255,8 +255,8 @@ def _measure_or_estimate(program: Program, call: Call) -> Cost:
 
 def _measure(program: Program, call: Call, device: torch.device) -> Cost:
     args, kwargs = _with_tensors(program.facts, program.constants, call, _made_up)
-    hardest = operator_of(call.target).hardest
-    args = args if hardest is None else hardest(*args)
+    made_up = operator_of(call.target).made_up
+    args = args if made_up is None else made_up(*args)
     share = _share_run(call)
     long_seconds, enough_seconds = _LONG_SECONDS / share, _ENOUGH_SECONDS / share
     first, _ = _time_once(device, call, args, kwargs)

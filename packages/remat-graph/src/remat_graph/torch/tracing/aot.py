@@ -24,6 +24,7 @@ from torch.fx.experimental.proxy_tensor import disable_autocast_cache
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.tracing.checks_of_matrices import raise_within_operators
 from remat_graph.torch.tracing.dependence import dependences
 from remat_graph.torch.tracing.draws import DrawnAnew, may_draw_in_order_of_dimensions
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
@@ -148,6 +149,7 @@ def _traced(
         stack.enter_context(masked_writes_of_known_size())
         stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
+        raise_within_operators(joint.graph_module.graph)
         metadata = joint._aot_state.fw_metadata
         return read_roles(joint.graph_module, metadata, computed_from)
 

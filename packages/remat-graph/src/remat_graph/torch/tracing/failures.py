@@ -76,10 +76,8 @@ def has_effects(graph: Graph) -> CaptureError:
         node for node in graph.nodes if node.target is torch.ops.higher_order.with_effects
     )
     return CaptureError(
-        f"{effect.args[1]}{noted_line(effect)} has an effect, such as an error where a matrix is "
-        f"singular, and is in no plan; of torch.linalg take the function that returns `info`, if "
-        f"there is one, as inv_ex, solve_ex or cholesky_ex; {_APART}, and all does with "
-        f"on_infeasible='plain'"
+        f"{effect.args[1]}{noted_line(effect)} has an effect besides what it returns, and is in no "
+        f"plan; {_APART}, and all does with on_infeasible='plain'"
     )
 
 
