@@ -18,13 +18,6 @@ __all__ = ["raise_within_operators"]
 aten = torch.ops.aten
 
 _TOKENS = (roles.ForwardTokenAOTInput, roles.BackwardTokenAOTInput)
-_FACTORISATIONS = (
-    aten.linalg_inv_ex.default,
-    aten._linalg_solve_ex.default,
-    aten.linalg_cholesky_ex.default,
-    aten.linalg_ldl_factor_ex.default,
-    aten.linalg_lu_factor_ex.default,
-)
 
 
 def raise_within_operators(graph: Graph) -> None:
@@ -55,4 +48,6 @@ def _factorisation(_: Any, operator: Any, info: Any, *__: Any) -> Node | None:
     """Find what made the `info` that an effect looks at; `None` if it is something else."""
     is_check = operator is aten._linalg_check_errors.default and isinstance(info, Node)
     made_by = info.args[0] if is_check and info.args else None
-    return made_by if isinstance(made_by, Node) and made_by.target in _FACTORISATIONS else None
+    schema = getattr(made_by.target, "_schema", None) if isinstance(made_by, Node) else None
+    may_raise = schema and any(each.name == "check_errors" for each in schema.arguments)
+    return made_by if may_raise else None
