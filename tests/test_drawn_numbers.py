@@ -73,6 +73,36 @@ def test_gradients_and_the_generator_are_eagers(
         assert model.own.getstate() == eager.own.getstate()
 
 
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda model, x: model.layer(x) * ((x > 0) * random.random()),
+        lambda model, x: model.layer(x).square().mean() * random.uniform(1, 2),
+        lambda model, x: model.layer(x) * torch.where(x > 0, random.random(), 0.0),
+        lambda model, x: random.random() ** model.layer(x).abs(),
+    ],
+    ids=["mask", "scalar", "where", "base"],
+)
+def test_what_is_drawn_is_a_number_where_types_or_bits_depend(
+    use: Callable[[Drawing, torch.Tensor], torch.Tensor],
+) -> None:
+    torch.manual_seed(0)
+    model = Drawing(use)
+    run = remat.rematerialize(model, budget=2**20)
+    for step in range(3):
+        x, found = torch.randn(8, 16), []
+        for module in (model, run):
+            random.seed(step)
+            model.zero_grad()
+            y = module(x)
+            y.backward()
+            found.append((y.detach(), [p.grad for p in model.parameters()]))
+        (eager, wanted), (y, gradients) = found
+        assert y.dtype == eager.dtype
+        assert torch.equal(y, eager)
+        assert all(map(torch.equal, gradients, wanted)), step
+
+
 @pytest.mark.parametrize("use", [scaled, counted])
 def test_numbers_that_are_only_counted_with_break_no_graph(
     use: Callable[[Drawing, torch.Tensor], torch.Tensor],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -23,16 +22,16 @@ from torch._dynamo.variables import (
     builder,
     higher_order_ops,
     misc,
-    user_defined,
 )
 from torch._logging._internal import log_state
+
+from remat.dynamo.drawn_numbers import DrawnNumbers
 
 __all__ = ["patched"]
 
 _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _TORCH_FUNCTIONS = torch.nn.functional.__file__
 _CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks at every such leaf
-_DRAWING = random.random, random.randint, random.randrange, random.uniform
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -46,12 +45,14 @@ def patched(
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
     another model of the same class, with other widths, would have them as symbols.
     """
+    drawn = DrawnNumbers()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
         (misc.DebuggingVariable, "call_function", _warn_later),
         (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
-        (builder.VariableBuilder, "_wrap", _draw_numbers),
+        (builder.VariableBuilder, "_wrap", drawn.draw),
+        (output_graph.SubgraphTracer, "create_proxy", drawn.watch),
         (
             higher_order_ops.CheckpointHigherOrderVariable,
             "_call_function",
@@ -72,24 +73,6 @@ def patched(
     finally:
         for (owner, name, _), original in zip(changes, before, strict=True):
             setattr(owner, name, original)
-
-
-def _draw_numbers(original: Any) -> Any:
-    """Have the functions of `random` draw before each call of a graph: its inputs are numbers then.
-
-    Dynamo 2.13 has this, and breaks the graph all the same. Of a generator of the user's own it
-    draws but once, and takes the number for all calls: that is a break instead.
-    """
-
-    def wrap(self: Any, value: Any) -> Any:
-        if any(value is function for function in _DRAWING):
-            self.install_guards(guards.GuardBuilder.ID_MATCH)
-            return user_defined.UserDefinedObjectVariable(value, source=self.source)
-        if type(value) is random.Random:
-            return self.wrap_user_defined(value)
-        return original(self, value)
-
-    return wrap
 
 
 def _log_later(original: Any) -> Any:
