@@ -7,7 +7,8 @@ row is measured in a process of its own:
 
 - beside plain: every peer; remat at the least it finds, without and with slices; remat and a peer
   with an optimizer in the backward, whose gradients leave at once, beside plain whose stay;
-- beside a peer, whose measured peak is the budget: remat with slices.
+- beside a peer, whose measured peak is the budget: remat with slices; beside one that compiles also
+  with compiled groups of operators.
 
 `beyond` is what is held beyond the gradients of parameters, beside the same of plain, or of the
 peer. What must hold: remat not slower than a peer at its peak; at its least, `beyond` at most 0.6
@@ -38,11 +39,12 @@ from comparison import PLAIN, Runner, Variant, compare
 from floor_models import MODELS, UNET, ByHand, build
 from isolation import Ended, run_alone
 from peer_table import Record, Records, outcome, print_records, shown
-from peers import checkpoint_blocks
+from peers import GROUPS, checkpoint_blocks
 from zoo import Example
 
 RESULTS = Path(__file__).parent / "results" / "floor.json"
 TIMEOUT_SECONDS = 1500.0
+REMAT = "remat"
 LEAST, LEAST_WHOLE = "remat, the least", "remat, the least without slices"
 BY_HAND = {
     "checkpoint per block": ByHand(blocks=True),
@@ -83,7 +85,8 @@ def cells(models: list[str]) -> list[Cell]:
         for model in models
         for cell in (
             *(Cell(model, name) for name in (*peers(model), LEAST_WHOLE, LEAST, LEAST_LEAVING)),
-            *(Cell(model, "remat", name) for name in peers(model)),
+            *(Cell(model, REMAT, name) for name in peers(model)),
+            *(Cell(model, GROUPS, name) for name in peers(model) if name in COMPILED),
         )
     ]
 
@@ -149,7 +152,14 @@ def peer(name: str, model: str, tiny: bool) -> Runner:
     return set_up(name, make, build(model, by_hand, tiny=tiny), in_backward=in_backward)
 
 
-def within(example: Example, budget: int, *, slices: bool, in_backward: bool = False) -> Runner:
+def within(
+    example: Example,
+    budget: int,
+    *,
+    slices: bool = True,
+    groups: bool = False,
+    in_backward: bool = False,
+) -> Runner:
     """Set up remat within a budget in bytes."""
     numerics = "rounding" if slices else None
 
@@ -157,6 +167,7 @@ def within(example: Example, budget: int, *, slices: bool, in_backward: bool = F
         return remat.rematerialize(
             model, example.args, example.kwargs,
             budget=budget, loss=example.loss, numerics=numerics,
+            kernels="inductor" if groups else "eager", wait=groups,
         )  # fmt: skip
 
     return set_up(f"remat within {budget}", make, example, in_backward=in_backward)
@@ -186,8 +197,9 @@ def measure(cell: Cell, rounds: int, tiny: bool) -> Record:
         if cell.variant in (LEAST, LEAST_WHOLE, LEAST_LEAVING):
             slices = cell.variant != LEAST_WHOLE
             one = at_the_least(example, slices=slices, in_backward=leaving)
-        elif cell.variant == "remat":
-            one = within(example, other.peak_bytes, slices=True, in_backward=leaving)
+        elif cell.variant in (REMAT, GROUPS):
+            groups = cell.variant == GROUPS
+            one = within(example, other.peak_bytes, groups=groups, in_backward=leaving)
         else:
             one = peer(cell.variant, cell.model, tiny)
     except (remat.BudgetTooSmall, remat.BudgetExceeded) as error:
@@ -214,9 +226,12 @@ def misses(rows: list[Record]) -> list[str]:
     missed: list[str] = []
     for model in dict.fromkeys(row["model"] for row in rows):
         of_model = [row for row in rows if row["model"] == model and "error" not in row]
-        for row in (row for row in of_model if row["variant"] == "remat"):
-            if outcome(row) in ("slower", "out of reach"):
-                missed.append(f"{model}: {outcome(row)} at the peak of {row['against']}")
+        at_peaks: dict[str, list[str]] = {}
+        for row in (row for row in of_model if row["variant"] in (REMAT, GROUPS)):
+            at_peaks.setdefault(row["against"], []).append(outcome(row))
+        for name, outcomes in at_peaks.items():  # with or without groups
+            if all(each in ("slower", "out of reach") for each in outcomes):
+                missed.append(f"{model}: {' and '.join(outcomes)} at the peak of {name}")
         beside_plain = {
             row["variant"]: row
             for row in of_model
