@@ -320,12 +320,22 @@ def _apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     return function.apply(*args)  # type: ignore[no-untyped-call]
 
 
+def _no_view(output: torch.Tensor) -> torch.Tensor:
+    """Give an output that was made in place in a view as what eager gives: no view of anything.
+
+    Torch lets nobody change a view in place that a function of Python returns. Both have one
+    version, so a change is seen if the backward reads it.
+    """
+    return output.detach() if output._is_view() else output
+
+
 class _ForwardFunction(torch.autograd.Function):
     clear_saved_tensors_on_access = True
 
     @staticmethod
     def forward(ctx: Any, step: _Step, token: torch.Tensor) -> tuple[torch.Tensor, ...]:
         returned, saved = step.run_forward()
+        returned = [_no_view(each) for each in returned]
         ctx.step, ctx.token = step, torch.empty_like(token)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*saved)
