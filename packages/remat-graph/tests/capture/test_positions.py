@@ -15,6 +15,7 @@ READS = {
     "last axis": lambda x, p: x[..., p],
     "negative": lambda x, p: x[-p],
     "of 32 bits": lambda x, p: x[p.int()],
+    "of 16 bits": lambda x, p: x[p.short()],
     "two": lambda x, p: x[p, ..., p - 1],
     "new axes": lambda x, p: x[None, p, None, :, 1],
     "steps": lambda x, p: x[::2, p, 1:3],
@@ -98,6 +99,16 @@ def test_what_the_mode_does_is_traced(function):
     capture_of(function)
 
 
+def test_the_position_may_change_afterwards():
+    def forward(x, p):
+        p = p.clone()
+        row = x[p]
+        p += 1
+        return row * x[p]
+
+    capture_of(forward)
+
+
 def writes_what_was_read(x, p):
     row = x[p]
     row.mul_(2)
@@ -142,6 +153,49 @@ def writes_later(x, p):
     return x
 
 
+def writes_what_autograd_does_not_count(x, p):
+    x = x.clone()
+    x[p].data.mul_(2)
+    return x
+
+
+def writes_the_data_of_what_it_was_read_of(x, p):
+    x = x.clone()
+    row = x[p]
+    x.data.mul_(2)
+    return x + row
+
+
+def writes_several(x, p):
+    x = x.clone()
+    torch._foreach_mul_([x[p]], 2.0)
+    return x
+
+
+def writes_statistics(x, p):
+    means = x.detach()[0].clone()
+    y = nn.functional.batch_norm(x[0], means[p], torch.ones(5), training=True)
+    return y + means.sum()
+
+
+def reads_before_it_writes_back(x, p):
+    x = x.clone()
+    row = x[p]
+    row += 1
+    total = x.sum()
+    x[p] = row
+    return x * total
+
+
+def writes_back_elsewhere(x, p):
+    x, p = x.clone(), p.clone()
+    row = x[p]
+    p -= 1
+    row += 1
+    x[p] = row
+    return x
+
+
 def returns_it_and_what_it_is_of(x, p):
     x = x * 2
     return x, x[:, p]
@@ -150,6 +204,11 @@ def returns_it_and_what_it_is_of(x, p):
 def returns_a_part_of_it_and_what_it_is_of(x, p):
     x = x * 2
     return x[1:], x[p, 0]
+
+
+def returns_two_views(x, p):
+    x = x * 2
+    return x[p], x[p - 1]
 
 
 class OfAnInput(nn.Module):
@@ -166,14 +225,27 @@ class OfAParameter(OfAnInput):
         return x * 2, self.weight[p]
 
 
-@pytest.mark.parametrize("module", [OfAnInput(), OfAParameter()])
+class OfAPartOfAnInput(OfAnInput):
+    def forward(self, x, p):
+        return x[p][p], self.weight * 2
+
+
+class OfADetachedInput(OfAnInput):
+    def forward(self, x, p):
+        return x.detach()[p], self.weight * 2
+
+
+@pytest.mark.parametrize(
+    "module", [OfAnInput(), OfAParameter(), OfAPartOfAnInput(), OfADetachedInput()]
+)
 def test_what_is_returned_is_no_view_of_what_the_caller_has(module):
     with pytest.raises(CaptureError, match=r"reads tensor\[position\] at .* returns it"):
         capture(module, (torch.randn(SHAPE), torch.tensor(1)), costs="estimate")
 
 
 @pytest.mark.parametrize(
-    "function", [returns_it_and_what_it_is_of, returns_a_part_of_it_and_what_it_is_of]
+    "function",
+    [returns_it_and_what_it_is_of, returns_a_part_of_it_and_what_it_is_of, returns_two_views],
 )
 def test_what_is_returned_is_no_view_of_what_else_is_returned(function):
     with pytest.raises(CaptureError, match=r"reads tensor\[position\] at .* returns it"):
@@ -189,6 +261,12 @@ def test_what_is_returned_is_no_view_of_what_else_is_returned(function):
         writes_in_turn,
         writes_another,
         writes_later,
+        writes_what_autograd_does_not_count,
+        writes_the_data_of_what_it_was_read_of,
+        writes_several,
+        writes_statistics,
+        reads_before_it_writes_back,
+        writes_back_elsewhere,
     ],
 )
 def test_where_eager_would_see_a_write_through_the_view_it_is_refused(function):

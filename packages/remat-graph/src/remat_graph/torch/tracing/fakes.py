@@ -24,6 +24,7 @@ __all__ = [
     "own_modes",
     "storage_key",
     "without_modes",
+    "writes_seen",
 ]
 
 
@@ -148,3 +149,14 @@ def own_modes() -> Iterator[None]:
         without_modes(),
     ):
         yield
+
+
+def writes_seen(tensor: torch.Tensor) -> tuple[int, int]:
+    """Count writes to a tensor's memory.
+
+    While a graph is traced they are all seen: autograd counts none to `.data`, none of those that
+    the schema of an operator hides, as a batch norm's to its statistics.
+    """
+    if not isinstance(tensor, FunctionalTensor):
+        return tensor._version, 0
+    return tensor._version, torch._functionalize_mutation_counter(tensor.elem)

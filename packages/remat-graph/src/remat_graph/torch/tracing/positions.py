@@ -6,6 +6,7 @@ row, whose result is a copy. The copy stands for the view unless either is writt
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.tracing.fakes import storage_key, writes_seen
 from remat_graph.torch.tracing.provenance import noted_now
 
 __all__ = ["positions_as_indices"]
@@ -45,29 +47,41 @@ def positions_as_indices() -> Iterator[Callable[..., None]]:
 
 @dataclass(slots=True)
 class _Read:
-    """Rows that were read of a tensor by some items, and the versions at which both agreed."""
+    """Rows that were read of a tensor by some items, and the writes to both when both agreed."""
 
     tensor: torch.Tensor
     items: tuple[Any, ...]
     rows: torch.Tensor
     source: str
-    versions: tuple[int, int] = (0, 0)
+    moves: tuple[Any, ...]  # writes to the positions
+    writes: tuple[Any, Any] = (0, 0)
 
     def agree(self) -> None:
         """See that they agree now."""
-        self.versions = self.tensor._version, self.rows._version
+        self.writes = writes_seen(self.tensor), writes_seen(self.rows)
+
+    def agrees(self) -> bool:
+        """Whether neither was written to since they agreed."""
+        return self.writes == (writes_seen(self.tensor), writes_seen(self.rows))
+
+    def refused(self, what: str) -> CaptureError:
+        """Give an error that names the line."""
+        at = f" at {self.source}" if self.source else ""
+        return CaptureError(_NO_COPY.format(at=at, what=what))
 
     def is_written_back(self, tensor: torch.Tensor, items: tuple[Any, ...], values: Any) -> bool:
-        """Whether this is the end of `tensor[position] += …`."""
-        unchanged = tensor is self.tensor and tensor._version == self.versions[0]
+        """Whether this is the end of `tensor[position] += …`, if only the rows were written to."""
+        unchanged = tensor is self.tensor and writes_seen(tensor) == self.writes[0]
         same = len(items) == len(self.items) and all(map(_is_same, items, self.items))
-        return values is self.rows and unchanged and same
+        return values is self.rows and unchanged and same and _moves(items) == self.moves
 
 
 class _AsIndices(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self._reads: list[_Read] = []
+        self._read_of: dict[int, _Read] = {}  # by the id of its rows
+        self._last: _Read | None = None  # whose rows the last call may have written to, as first
 
     def __torch_function__(
         self,
@@ -77,6 +91,9 @@ class _AsIndices(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Run a function, and what reads or writes at a position by an index."""
+        last, self._last = self._last, self._read_of.get(id(args[0])) if args else None
+        if self._last is not None and not self._last.agrees():
+            self._last = None
         if func is torch.Tensor.__getitem__ or func is torch.Tensor.__setitem__:
             tensor, index, *values = args
             items = index if isinstance(index, tuple) else (index,)
@@ -84,50 +101,77 @@ class _AsIndices(TorchFunctionMode):
             if positions and not values:
                 return self._read(tensor, items)
             if positions == 1 and all(map(_is_plain, items)):
-                return self._write(tensor, items, *values)
+                return self._write(tensor, items, values[0], last)
         return func(*args, **(kwargs or {}))
 
     def _read(self, tensor: torch.Tensor, items: tuple[Any, ...]) -> torch.Tensor:
         rows = tensor
         for place, axis in reversed(list(_axes(tensor, items))):
-            rows = torch.ops.aten.index(rows, [None] * axis + [items[place].reshape(1)])
+            rows = torch.ops.aten.index(rows, [None] * axis + [_as_index(items[place])])
             rows = rows.squeeze(axis)
         others = tuple(item for item in items if not _is_position(item))
         rows = rows[others] if others else rows
-        self._reads.append(_Read(tensor, items, rows, noted_now()[1]))
-        self._reads[-1].agree()
+        read = _Read(tensor, items, rows, noted_now()[1], _moves(items))
+        read.agree()
+        self._reads.append(read)
+        self._read_of[id(rows)] = read
         return rows
 
-    def _write(self, tensor: torch.Tensor, items: tuple[Any, ...], values: Any) -> None:
-        back = [read for read in self._reads if read.is_written_back(tensor, items, values)]
+    def _write(
+        self, tensor: torch.Tensor, items: tuple[Any, ...], values: Any, last: _Read | None
+    ) -> None:
+        # between `+=` and the write nothing may run: it would see the tensor without the sum
+        is_end = last is not None and last.is_written_back(tensor, items, values)
         ((place, axis),) = _axes(tensor, items)
         behind = tensor.dim() - axis - 1
         if isinstance(values, torch.Tensor) and values.dim() > behind:
             values = values.unsqueeze(values.dim() - behind)
-        tensor[(*items[:place], items[place].reshape(1), *items[place + 1 :])] = values
-        for read in back:
-            read.agree()
+        tensor[(*items[:place], _as_index(items[place]), *items[place + 1 :])] = values
+        if last is not None and is_end:
+            last.agree()
 
     def check(self, returned: Iterable[Any], held: Iterable[Any]) -> None:
         """See that nothing was written to that was read, and that the caller sees no difference."""
         if not self._reads:
             return
-        given = {id(_base(each)) for each in returned if isinstance(each, torch.Tensor)}
-        seen = given | {id(_base(each)) for each in held if isinstance(each, torch.Tensor)}
         for read in self._reads:
-            at = f" at {read.source}" if read.source else ""
-            if read.versions != (read.tensor._version, read.rows._version):
-                raise CaptureError(_NO_COPY.format(at=at, what=_WRITTEN))
-            if id(_base(read.rows)) in given and id(_base(read.tensor)) in seen:
-                raise CaptureError(_NO_COPY.format(at=at, what=_RETURNED))
+            if not read.agrees():
+                raise read.refused(_WRITTEN)
+        view_of = {storage_key(read.rows): storage_key(read.tensor) for read in self._reads}
+        given, seen = _memory(returned), Counter[int]()
+        for key in given | _memory(held):
+            seen[_root(key, view_of)] += 1
+        for read in self._reads:
+            key = storage_key(read.rows)
+            if key in given and seen[_root(key, view_of)] > 1:
+                raise read.refused(_RETURNED)
 
 
-def _base(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor._base is None else tensor._base
+def _memory(tensors: Iterable[Any]) -> set[int]:
+    dense = (
+        each for each in tensors if isinstance(each, torch.Tensor) and each.layout is torch.strided
+    )
+    return set(map(storage_key, dense))
+
+
+def _root(key: int, view_of: Mapping[int, int]) -> int:
+    """Find the memory that is viewed, in eager."""
+    while key in view_of:
+        key = view_of[key]
+    return key
+
+
+def _as_index(position: torch.Tensor) -> torch.Tensor:
+    """Make it one, that stays when the position changes: a backward reads it again."""
+    return position.reshape(1).long().clone()
 
 
 def _is_position(item: Any) -> bool:
     return isinstance(item, torch.Tensor) and item.dim() == 0 and item.dtype in _NUMBERS
+
+
+def _moves(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(writes_seen(item) for item in items if _is_position(item))
 
 
 def _is_same(one: Any, other: Any) -> bool:
