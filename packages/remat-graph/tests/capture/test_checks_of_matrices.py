@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from remat_graph.torch import capture
+from remat_graph.torch import CaptureError, capture
 
 aten = torch.ops.aten
 
@@ -45,6 +45,16 @@ def test_so_are_those_of_both_halves():
     calls = capture(OfAMatrix(of_both_halves), (x,), costs="estimate").program.calls.values()
     asked = [call.target for call in calls if call.kwargs.get("check_errors")]
     assert asked == [aten.linalg_inv_ex.default, aten._linalg_solve_ex.default]
+
+
+def look_only(matrix):
+    torch.linalg.cholesky(matrix)
+    return matrix
+
+
+def test_one_that_nobody_reads_would_not_run_and_is_refused():
+    with pytest.raises(CaptureError, match="has an effect besides what it returns"):
+        capture(OfAMatrix(look_only), (torch.ones(3, 4),), costs="estimate")
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -2,7 +2,8 @@
 
 `torch.linalg.inv` and others run an operator that returns `info`, then another that raises. A trace
 has the second as an effect, ordered by tokens that the graph is given and returns. The first can
-raise as well, if it is asked to: then nothing is left of the second.
+raise as well, if it is asked to: then nothing is left of the second. It does not run
+if nobody reads what else it returns.
 """
 
 from __future__ import annotations
@@ -45,9 +46,11 @@ def _is_token(role: Any) -> bool:
 
 
 def _factorisation(_: Any, operator: Any, info: Any, *__: Any) -> Node | None:
-    """Find what made the `info` that an effect looks at; `None` if it is something else."""
+    """Find what made the `info` that an effect looks at, and is read besides; `None` if nothing."""
     is_check = operator is aten._linalg_check_errors.default and isinstance(info, Node)
     made_by = info.args[0] if is_check and info.args else None
-    schema = getattr(made_by.target, "_schema", None) if isinstance(made_by, Node) else None
+    if not isinstance(made_by, Node) or all(user is info for user in made_by.users):
+        return None
+    schema = getattr(made_by.target, "_schema", None)
     may_raise = schema and any(each.name == "check_errors" for each in schema.arguments)
     return made_by if may_raise else None
