@@ -92,6 +92,8 @@ def writes(draw):
         at += 1
     if not some:
         sizes, indices = [count, *sizes], [torch.ones(count, dtype=torch.bool), *indices]
+    while indices[-1] is None and draw(st.booleans()):
+        indices.pop()
     tensor = torch.zeros(sizes)
     shape = aten.index(tensor, indices).shape
     values = [draw(st.sampled_from([1, size])) for size in shape]
@@ -112,3 +114,14 @@ def test_made_up_masks_have_as_many_elements_as_they_may(write):
         if index is not None:
             assert torch.equal(index, other)
             assert index.count_nonzero() >= (known.dtype != torch.int64) * known.count_nonzero()
+
+
+def test_a_mask_of_one_element_is_true():
+    _, (mask,), _ = of_whole_masks(torch.zeros(2, 3), [torch.tensor(False)], (1, 2, 3))
+    assert mask.equal(torch.tensor(True))
+
+
+def test_dimensions_that_no_index_names_are_behind():
+    mask, indices = torch.zeros(6, dtype=torch.bool), torch.tensor([2])
+    _, (filled, *_), _ = of_whole_masks(torch.zeros(6, 5, 4, 3), [mask, None, indices], (2, 5, 3))
+    assert filled.count_nonzero() == 2

@@ -187,6 +187,15 @@ def reads_before_it_writes_back(x, p):
     return x * total
 
 
+def reads_between_two_sums(x, p):
+    x = x.clone()
+    row = x[p]
+    row += 1
+    row += x.sum()
+    x[p] = row
+    return x
+
+
 def writes_back_elsewhere(x, p):
     x, p = x.clone(), p.clone()
     row = x[p]
@@ -266,6 +275,7 @@ def test_what_is_returned_is_no_view_of_what_else_is_returned(function):
         writes_several,
         writes_statistics,
         reads_before_it_writes_back,
+        reads_between_two_sums,
         writes_back_elsewhere,
     ],
 )

@@ -80,6 +80,8 @@ def _count(tensor: torch.Tensor, indices: Indices, size: Sequence[int]) -> int:
         else:
             indexed += [True] * index.dim()
             most = min(most, index.numel())
+    if True not in indexed:  # masks of one element each
+        return most
     indexed += [False] * (tensor.dim() - len(indexed))
     first, last = indexed.index(True), len(indexed) - indexed[::-1].index(True)
     # what is indexed comes in front where indices do not stand side by side
