@@ -31,6 +31,10 @@ def write_row(x, p):
     x[p] = torch.arange(5.0)
 
 
+def write_another_type(x, p):
+    x[p] = torch.arange(5)
+
+
 def write_number(x, p):
     x[:, p, 1:] = 2.0
 
@@ -43,7 +47,9 @@ def add(x, p):
     x[:, p] += torch.arange(5.0)
 
 
-WRITES = {each.__name__: each for each in (write_row, write_number, write_axes, add)}
+WRITES = {
+    each.__name__: each for each in (write_row, write_another_type, write_number, write_axes, add)
+}
 
 
 @pytest.mark.parametrize("read", READS.values(), ids=READS)

@@ -124,8 +124,10 @@ class _AsIndices(TorchFunctionMode):
         is_end = last is not None and last.is_written_back(tensor, items, values)
         ((place, axis),) = _axes(tensor, items)
         behind = tensor.dim() - axis - 1
-        if isinstance(values, torch.Tensor) and values.dim() > behind:
-            values = values.unsqueeze(values.dim() - behind)
+        if isinstance(values, torch.Tensor):
+            values = values.to(tensor.dtype)
+            if values.dim() > behind:
+                values = values.unsqueeze(values.dim() - behind)
         tensor[(*items[:place], _as_index(items[place]), *items[place + 1 :])] = values
         if last is not None and is_end:
             last.agree()
