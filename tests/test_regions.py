@@ -293,11 +293,12 @@ class TrainsBesideItsPlan(nn.Module):
     def __init__(self):
         super().__init__()
         self.norm, self.linear = nn.LayerNorm(16), nn.Linear(16, 16)
+        self.register_buffer("seen", torch.zeros(16))
 
     def forward(self, x):
         y = self.norm(x)
         torch._dynamo.graph_break()
-        y[..., :2] = 0  # changed in place, and differentiable: not captured
+        self.seen.add_(y.mean(0))  # differentiable, and the module holds it: not planned
         for _ in range(4):
             x = self.linear(x).tanh()
         return x

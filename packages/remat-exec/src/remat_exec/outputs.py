@@ -70,6 +70,10 @@ class Outputs:
     def _made(
         self, output: Output, gate: Callable[[torch.Tensor], torch.Tensor] | None
     ) -> torch.Tensor:
+        above = None if output.requires_grad else self._above(output.variable)
+        if above is not None:
+            base, at = above
+            return _view(self._program, output.variable, base, self[at])
         tensor = self._tensors.get(output.variable)
         if output.kind == "input":
             tensor = self._tensors[output.base]
@@ -80,6 +84,17 @@ class Outputs:
         if tensor.requires_grad and not output.requires_grad:
             tensor = tensor.detach()
         return tensor
+
+    def _above(self, name: str) -> tuple[str, int] | None:
+        """Find the output without a gradient that another such is a view of: variable, position.
+
+        Who writes what has a gradient to the one changes the other, as autograd sees it.
+        """
+        while name in self._program.views:
+            name = self._program.views[name].reads[0]
+            if (name, False) in self._first:
+                return name, self._first[name, False]
+        return None
 
     def _viewed(self, output: Output) -> tuple[str, torch.Tensor]:
         """Find what an output is a view of, by variable: another output, if it is one of that.

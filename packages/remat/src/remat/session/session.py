@@ -234,6 +234,11 @@ class Session:
             self._ran_as_it_is()
         return returned
 
+    def leave(self, region: Region, why: str) -> None:
+        """Have a region run as it is from now on."""
+        region.runs_as_it_is = True
+        self.breaks.append(f"{region.name} runs as it is: {why}")
+
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
         again = self._shares or not self._has_run
@@ -245,9 +250,7 @@ class Session:
             if not (state and self._shares and regions):
                 raise
             for region in regions:
-                region.runs_as_it_is = True
-                why = "the forward takes a gradient of a gradient"
-                self.breaks.append(f"{region.name} runs as it is: {why}")
+                self.leave(region, "the forward takes a gradient of a gradient")
             torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         return self._tried(forward)
 

@@ -8,6 +8,7 @@ plans for itself. What Dynamo compiled serves them all.
 from __future__ import annotations
 
 import functools
+import logging
 import threading
 import warnings
 import weakref
@@ -22,6 +23,7 @@ import torch
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.dynamo.parts import GraphParts
+from remat.dynamo.written_inputs import WrittenInputs
 from remat.errors import BudgetWarning
 from remat.planning.user_plan import PlanOrSchedule
 from remat.session.backwards import within_backward
@@ -33,13 +35,20 @@ from remat_graph.torch import own_thread
 
 __all__ = ["Sessions", "SharedRegion"]
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(eq=False)
 class SharedRegion:
-    """A graph that Dynamo found: a region of whichever session runs it, found by `sessions`."""
+    """A graph that Dynamo found, or a part of one: a region of whichever session runs it.
+
+    That is found by `sessions`.
+    """
 
     dynamo_graph: DynamoGraph
     sessions: Callable[[], Sessions]
+    is_part: bool = False
+    written: WrittenInputs = field(default_factory=WrittenInputs, init=False)
     counters: Counters = field(init=False)
     _name: str = field(init=False)
     _cut_at: frozenset[int] | None = field(default=None, init=False)
@@ -47,6 +56,9 @@ class SharedRegion:
     _regions: list[SharedRegion] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        if not self.is_part:
+            graph = self.dynamo_graph
+            self.written = WrittenInputs.of(graph.graph, whole=graph.whole)
         self.counters = Counters(self.dynamo_graph.graph)
         self._name = name_of(self.dynamo_graph)
         sessions = self.sessions()
@@ -61,6 +73,9 @@ class SharedRegion:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the region, as Dynamo calls it; as it is in a thread that only evaluates."""
+        return self.written.put(self._run(*inputs), inputs)
+
+    def _run(self, *inputs: Any) -> Any:
         sessions = self.sessions()
         if not torch.is_grad_enabled() and not sessions.has_own():
             return run_as_it_is(self._eager, self.counters, self.counters.with_numbers(inputs))
@@ -97,6 +112,7 @@ class SharedRegion:
                 SharedRegion(
                     DynamoGraph(part.graph, f"part {at} of {name}", reason, whole=False),
                     self.sessions,
+                    is_part=True,
                 )
                 for at, part in enumerate(parts.parts)
             ]
@@ -149,6 +165,12 @@ class Sessions:
             region = held.regions.get(shared)
             if region is None:
                 region = held.session.add(shared.dynamo_graph, shared.counters)
+                if shared.written.refusal is not None:
+                    why = shared.written.refusal
+                    logger.warning(
+                        "%s runs as it is, its memory is not planned: %s", region.name, why
+                    )
+                    held.session.leave(region, why)
                 region.split = functools.partial(_split, weakref.ref(shared), self.cuts)
                 held.regions[shared] = region
             yield held.session, region
