@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from typing import Any, Protocol
 
@@ -20,12 +21,14 @@ class OptimizerListener(Protocol):
 
 
 _listeners: weakref.WeakSet[OptimizerListener] = weakref.WeakSet()
+_lock = threading.Lock()  # a set may not grow in one thread while another goes through it
 
 
 def tell_of_optimizers(listener: OptimizerListener) -> None:
     """Tell a listener of steps from now on, as long as it is held."""
     _register()
-    _listeners.add(listener)
+    with _lock:
+        _listeners.add(listener)
 
 
 def stop_telling(listener: OptimizerListener) -> None:
@@ -41,5 +44,7 @@ def _register() -> None:
 
 def _before_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     if _listeners and not torch.compiler.is_compiling():
-        for listener in list(_listeners):
+        with _lock:
+            listeners = list(_listeners)
+        for listener in listeners:
             listener.before_optimizer(optimizer)
