@@ -21,7 +21,8 @@ _HELD = (
     "torch.no_grad() what needs none"
 )
 _SHARED = (
-    "it writes what has a gradient to an input of which it has, or returns, a view; write to a copy"
+    "it writes what has a gradient to an input of which it has, or returns, a view, or whose "
+    "elements share memory; write to a copy"
 )
 
 
@@ -87,7 +88,11 @@ def _is_of_module(node: fx.Node) -> bool:
 
 
 def _is_shared(graph: fx.GraphModule, written: fx.Node) -> bool:
-    """Whether another input or result lies in the memory of what is written."""
+    """Whether another input, a result, or another element lies in the memory of what is written."""
+    if any(
+        isinstance(stride, int) and not stride for stride in written.meta["example_value"].stride()
+    ):
+        return True
     others = [node for node in graph.graph.find_nodes(op="placeholder") if node is not written]
     others += graph.graph.output_node().all_input_nodes
     return any(_memory(node) == _memory(written) for node in others)
