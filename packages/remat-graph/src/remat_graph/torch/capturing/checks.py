@@ -9,7 +9,6 @@ from torch.nn.utils.weight_norm import WeightNorm
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.fakes import has_no_data
 from remat_graph.torch.tracing.joint import Joint, Key
-from remat_graph.torch.tracing.rnns import draws_otherwise
 from remat_graph.torch.tracing.structure import FlatCall
 
 __all__ = [
@@ -109,25 +108,27 @@ def check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
         )
 
 
-def check_traceable(module: torch.nn.Module, *, on_cuda: bool = False) -> None:
+def check_traceable(module: torch.nn.Module) -> None:
     """Look for what torch would trace as something else.
 
     Raises:
-        CaptureError: if there is dropout between the layers of an RNN that is on CUDA, or planned
-            for it; an old norm of a weight on the module itself; or a part that `torch.jit` made.
+        CaptureError: if there is dropout between the layers of an RNN, an old norm of a weight on
+            the module itself, or a part that `torch.jit` made.
     """
-    _refuse_other_draws(module, on_cuda)
+    _refuse_lost_dropout(module)
     _refuse_old_norm(module)
     _refuse_scripted(module)
 
 
-def _refuse_other_draws(module: torch.nn.Module, on_cuda: bool) -> None:
+def _refuse_lost_dropout(module: torch.nn.Module) -> None:
     for name, part in module.named_modules():
-        if isinstance(part, torch.nn.RNNBase) and draws_otherwise(part, on_cuda=on_cuda):
+        if not (isinstance(part, torch.nn.RNNBase) and part.training):
+            continue
+        if part.dropout and part.num_layers > 1:
             raise CaptureError(
                 f"{name or type(part).__name__} has dropout={part.dropout} between its layers, "
-                f"which cuDNN draws on CUDA from a stream of its own: no trace draws the same. "
-                f"Stack RNNs of one layer each, with nn.Dropout between them"
+                f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
+                f"nn.Dropout between them"
             )
 
 
