@@ -226,12 +226,10 @@ def misses(rows: list[Record]) -> list[str]:
     missed: list[str] = []
     for model in dict.fromkeys(row["model"] for row in rows):
         of_model = [row for row in rows if row["model"] == model and "error" not in row]
-        at_peaks: dict[str, list[str]] = {}
         for row in (row for row in of_model if row["variant"] in (REMAT, GROUPS)):
-            at_peaks.setdefault(row["against"], []).append(outcome(row))
-        for name, outcomes in at_peaks.items():  # with or without groups
-            if all(each in ("slower", "out of reach") for each in outcomes):
-                missed.append(f"{model}: {' and '.join(outcomes)} at the peak of {name}")
+            if outcome(row) in ("slower", "out of reach"):
+                name = f"{row['variant']} {outcome(row)} at the peak of {row['against']}"
+                missed.append(f"{model}: {name}")
         beside_plain = {
             row["variant"]: row
             for row in of_model

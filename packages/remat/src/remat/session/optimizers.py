@@ -21,7 +21,7 @@ class OptimizerListener(Protocol):
 
 
 _listeners: weakref.WeakSet[OptimizerListener] = weakref.WeakSet()
-_lock = threading.Lock()  # a set may not grow in one thread while another goes through it
+_lock = threading.Lock()  # a set may not change in one thread while another goes through it
 
 
 def tell_of_optimizers(listener: OptimizerListener) -> None:
@@ -33,7 +33,8 @@ def tell_of_optimizers(listener: OptimizerListener) -> None:
 
 def stop_telling(listener: OptimizerListener) -> None:
     """Tell a listener of no more steps."""
-    _listeners.discard(listener)
+    with _lock:
+        _listeners.discard(listener)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.kernels.masked_writes import is_mask
 from remat_graph.torch.tracing.fakes import storage_key, writes_seen
 from remat_graph.torch.tracing.provenance import noted_now
 
@@ -27,8 +28,6 @@ _NO_COPY = (
     "of what is before and after it"
 )
 _NUMBERS = (torch.int64, torch.int32, torch.int16, torch.int8)
-
-
 _WRITTEN = "writes to what it read, or to the tensor, afterwards"
 _RETURNED = "returns it, where eager gives a view of what the caller has, too"
 
@@ -200,5 +199,4 @@ def _dims(item: Any) -> int:
     """Count the dimensions that an item is along."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
-    is_mask = isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
-    return item.dim() if is_mask else 1
+    return item.dim() if isinstance(item, torch.Tensor) and is_mask(item) else 1
