@@ -231,6 +231,17 @@ RIGHT = {
         {},
         squares,
     ),
+    "dropout inside an rnn of a model": (
+        lambda: Made(
+            lambda m, x: m.leave(m.rnn(m.layer(x))[0]),
+            layer=linear(),
+            rnn=nn.GRU(16, 16, 2, dropout=0.5),
+            leave=linear(),
+        ),
+        (rows(3, 2, 16),),
+        {},
+        squares,
+    ),
     "bidirectional gru": (
         lambda: Made(lambda m, x: m.rnn(x)[0], rnn=nn.GRU(8, 6, bidirectional=True)),
         (rows(4, 3, 8),),
@@ -694,15 +705,6 @@ OUTSIDE = torch.randn(16, generator=torch.Generator().manual_seed(3))
 
 # Those that run in several regions, and what was refused once: name: (model, x)
 IN_PARTS = {
-    "dropout inside an rnn of a model": (
-        lambda: Made(
-            lambda m, x: m.leave(m.rnn(m.layer(x))[0]),
-            layer=linear(),
-            rnn=nn.GRU(16, 16, 2, dropout=0.5),
-            leave=linear(),
-        ),
-        rows(3, 2, 16),
-    ),
     "reentrant checkpoint": (lambda: Made(reentrant, layer=linear()), rows()),
     "rows chosen by data": (lambda: Made(chosen_rows, layer=linear(), leave=linear()), rows()),
     "batch norm with a cumulative mean": (

@@ -256,14 +256,6 @@ def test_two_threads_measure_at_the_same_time():
     assert recorder.peak_bytes == 4000
 
 
-@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
-def test_dropout_inside_an_rnn_is_refused_because_tracing_loses_it(kind):
-    module = kind(4, 4, num_layers=2, dropout=0.5)
-    with pytest.raises(CaptureError, match=r"dropout=0\.5 between its layers"):
-        capture(module, (torch.rand(2, 3, 4),), costs="estimate")
-    capture(module.eval(), (torch.rand(2, 3, 4),), costs="estimate")
-
-
 def test_sparse_gradients_are_refused():
     module = nn.Embedding(10, 4, sparse=True)
     with pytest.raises(CaptureError, match="sparse=False"):

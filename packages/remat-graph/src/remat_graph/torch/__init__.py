@@ -58,6 +58,7 @@ from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
+from remat_graph.torch.tracing.rnns import draws_otherwise
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing.symbolic_math import symbolic_math
 from remat_graph.torch.tracing.symbols import OtherSizes
@@ -123,6 +124,7 @@ __all__ = [
     "check_passes",
     "collector_at_rest",
     "copied",
+    "draws_otherwise",
     "flatten",
     "generators_restored",
     "get_capture",

@@ -1,7 +1,7 @@
 """TorchDynamo: the graphs of a function, what runs instead of them, and checkpoints in them."""
 
 from remat.dynamo.call_watch import watch_calls
-from remat.dynamo.frames import compile_frames, loses_dropout
+from remat.dynamo.frames import compile_frames
 from remat.dynamo.graphs import (
     DynamoGraph,
     compiled_call,
@@ -19,6 +19,5 @@ __all__ = [
     "graph_in_frame",
     "is_last_compilation",
     "let_through",
-    "loses_dropout",
     "watch_calls",
 ]

@@ -17,8 +17,9 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import counters
 
-from remat.dynamo.frames import first_lines, loses_dropout
+from remat.dynamo.frames import first_lines
 from remat.dynamo.graphs import frame_of_call
+from remat_graph.torch import draws_otherwise
 
 __all__ = ["watch_calls"]
 
@@ -42,7 +43,7 @@ def watch_calls(backend: Any, began: Began) -> None:
     """Call `began` at each call of what `torch.compile` makes with this back end, for good.
 
     RNNs of a module that is compiled are part of its graphs, whatever Dynamo is set to, unless one
-    has dropout between its layers.
+    draws otherwise than a trace does.
     """
     before: list[bool] = []
 
@@ -56,7 +57,7 @@ def watch_calls(backend: Any, began: Began) -> None:
             return
         before.append(config.allow_rnn)
         module = getattr(inspect.unwrap(held["fn"]), "__self__", None)
-        if isinstance(module, torch.nn.Module) and not loses_dropout(module):
+        if isinstance(module, torch.nn.Module) and not draws_otherwise(module):
             config.allow_rnn = True
         hooks = held["self"].enter_exit_hooks
         if not any(isinstance(hook, _Watch) for hook in hooks):

@@ -48,7 +48,7 @@ from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
 
-__all__ = ["compile_frames", "first_lines", "loses_dropout"]
+__all__ = ["compile_frames", "first_lines"]
 
 logger = logging.getLogger(__name__)
 
@@ -87,11 +87,13 @@ class _Frames:
         skipped: Callable[[str], None],
         watched: torch.nn.Module | None,
         roots: set[CodeType],
+        allow_rnn: Callable[[], bool],
     ) -> None:
         functools.update_wrapper(self, compile_frame, updated=())
         self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
         self._settings = settings
         self._skipped = skipped
+        self._allow_rnn = allow_rnn
         self._watched = None if watched is None else weakref.ref(watched)
         self.guards: WeakSet[GuardManagerWrapper] = WeakSet()
         self.graphs: WeakSet[_Held] = WeakSet()
@@ -111,7 +113,10 @@ class _Frames:
         code = frame.f_code
         if self._failures[code] >= _TRIES:
             return _AS_IT_IS
-        settings = self._settings | {"skip_nnmodule_hook_guards": self._is_of_watched(frame)}
+        settings = self._settings | {
+            "allow_rnn": self._allow_rnn(),
+            "skip_nnmodule_hook_guards": self._is_of_watched(frame),
+        }
         with (
             quietly(),
             collector_at_rest(),
@@ -201,7 +206,7 @@ def compile_frames(
     compile_graph: Callable[[DynamoGraph, Sequence[Any]], Callable[..., Any]],
     skipped: Callable[[str], None],
     *,
-    allow_rnn: bool = True,
+    allow_rnn: Callable[[], bool] = lambda: True,
     model: torch.nn.Module | None = None,
     watched: torch.nn.Module | None = None,
 ) -> Callable[..., Any]:
@@ -209,7 +214,8 @@ def compile_frames(
 
     A size is taken as it is until a call has another: then it is a symbol of the graph. What
     `compile_graph` raises comes out unchanged. `skipped` is called with what runs as it is,
-    and why; those that they call have graphs of their own. Operations of submodules of `model` are
+    and why; those that they call have graphs of their own. `allow_rnn` is asked at each frame
+    whether RNNs are part of graphs. Operations of submodules of `model` are
     named after them. `watched` is a module, the only one of its class, whose submodules have hooks,
     or none, where they had them in earlier calls: its forward does not check that again. What
     Dynamo compiled goes with the function that is returned.
@@ -219,7 +225,6 @@ def compile_frames(
     """
     settings = {
         "accumulated_recompile_limit": _NO_LIMIT,
-        "allow_rnn": allow_rnn,
         "allow_unspec_int_on_nn_module": True,  # a counter that changes compiles anew once
         "assume_static_by_default": True,
         "automatic_dynamic_shapes": True,
@@ -255,7 +260,7 @@ def compile_frames(
     codes = [WITHIN]
     codes += [code for each in _run_by(function, model) for code in _codes_of(each)]
     roots = {WITHIN, next(_codes_of(function), WITHIN)}
-    frames = _Frames(context.callback, settings, skipped, watched, roots)
+    frames = _Frames(context.callback, settings, skipped, watched, roots, allow_rnn)
     context.callback = frames  # type: ignore[assignment]
     compiled = context(function)
 
@@ -296,14 +301,6 @@ def _failure(error: Exception) -> str:
     if isinstance(error, AssertionError):  # those of Dynamo's own say their kind
         first_line = f"AssertionError: {first_line}"
     return f"TorchDynamo fails to make a graph of it ({first_line.rstrip(': ')})"
-
-
-def loses_dropout(module: torch.nn.Module) -> bool:
-    """Whether an RNN draws random numbers between its layers: torch loses that when it traces."""
-    return any(
-        isinstance(part, torch.nn.RNNBase) and part.dropout and part.num_layers > 1
-        for part in module.modules()
-    )
 
 
 def _run_by(function: Any, model: torch.nn.Module | None) -> Iterator[Any]:

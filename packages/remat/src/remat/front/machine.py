@@ -10,13 +10,19 @@ from typing import Any, TypeAlias
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import compile_frames, loses_dropout
+from remat.dynamo import compile_frames
 from remat.planning.settings import Settings
 from remat.session.cuts import Cuts
 from remat.session.session import Session
 from remat.session.threads import Sessions, SharedRegion
+from remat_graph.torch import draws_otherwise
 
 __all__ = ["Machine", "new_machine"]
+
+_OTHER_DRAWS = (
+    "an RNN on CUDA with dropout= between its layers runs as it is, its memory is not planned: "
+    "cuDNN draws that dropout from a stream of its own, and no trace draws the same"
+)
 
 Machine: TypeAlias = tuple[Sessions, Callable[[Any, Hashable], Callable[..., Any]]]
 """The sessions, and what gives a function with its graphs run by them, for some hooks."""
@@ -37,12 +43,6 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool)
         return () if held is None else held.parameters()
 
     breaks: list[str] = []
-    allow_rnn = not loses_dropout(model)
-    if not allow_rnn:
-        breaks.append(
-            "an RNN with dropout= between its layers runs as it is, its memory is not planned: "
-            "torch loses that dropout when it traces"
-        )
 
     def new_session(cuts: Cuts) -> Session:
         auto = AutoBudget(settings.optimizer, parameters)
@@ -54,6 +54,16 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool)
 
     sessions = Sessions(new_session, settings.user_plan)
     weakref.finalize(model, _stop_recording, weakref.ref(sessions)).atexit = False
+
+    def allow_rnn() -> bool:
+        held = module()
+        if held is None or not draws_otherwise(held):
+            return True
+        if _OTHER_DRAWS not in breaks:
+            breaks.append(_OTHER_DRAWS)
+            with sessions.taken() as session:
+                session.breaks.append(_OTHER_DRAWS)
+        return False
 
     def skipped(reason: str) -> None:
         breaks.append(reason)

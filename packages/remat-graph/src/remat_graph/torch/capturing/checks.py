@@ -9,6 +9,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.fakes import has_no_data
 from remat_graph.torch.tracing.joint import Joint, Key
+from remat_graph.torch.tracing.rnns import draws_otherwise, other_draws
 from remat_graph.torch.tracing.structure import FlatCall
 
 __all__ = [
@@ -108,28 +109,22 @@ def check_measurable(module: torch.nn.Module, call: FlatCall) -> None:
         )
 
 
-def check_traceable(module: torch.nn.Module) -> None:
+def check_traceable(module: torch.nn.Module, *, on_cuda: bool = False) -> None:
     """Look for what torch would trace as something else.
 
     Raises:
-        CaptureError: if there is dropout between the layers of an RNN, an old norm of a weight on
-            the module itself, or a part that `torch.jit` made.
+        CaptureError: if there is dropout between the layers of an RNN that is on CUDA, or planned
+            for it; an old norm of a weight on the module itself; or a part that `torch.jit` made.
     """
-    _refuse_lost_dropout(module)
+    _refuse_other_draws(module, on_cuda)
     _refuse_old_norm(module)
     _refuse_scripted(module)
 
 
-def _refuse_lost_dropout(module: torch.nn.Module) -> None:
+def _refuse_other_draws(module: torch.nn.Module, on_cuda: bool) -> None:
     for name, part in module.named_modules():
-        if not (isinstance(part, torch.nn.RNNBase) and part.training):
-            continue
-        if part.dropout and part.num_layers > 1:
-            raise CaptureError(
-                f"{name or type(part).__name__} has dropout={part.dropout} between its layers, "
-                f"which torch loses when it traces an RNN; stack RNNs of one layer each, with "
-                f"nn.Dropout between them"
-            )
+        if isinstance(part, torch.nn.RNNBase) and draws_otherwise(part, on_cuda=on_cuda):
+            raise other_draws(name or type(part).__name__, part.dropout)
 
 
 def _refuse_old_norm(module: torch.nn.Module) -> None:

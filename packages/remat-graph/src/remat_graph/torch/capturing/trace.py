@@ -15,7 +15,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from remat_graph.torch.capturing.checks import check_traceable
@@ -33,6 +32,7 @@ from remat_graph.torch.tracing.joint import Joint, Key
 from remat_graph.torch.tracing.positions import positions_as_indices
 from remat_graph.torch.tracing.provenance import NotedModules
 from remat_graph.torch.tracing.restoring import left_as_it_was
+from remat_graph.torch.tracing.rnns import RnnInSteps
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten
 
 __all__ = [
@@ -69,7 +69,7 @@ def trace(
     Raises:
         CaptureError: if the forward cannot be one static graph.
     """
-    check_traceable(module)
+    check_traceable(module, on_cuda=capability is not None)
     flat = _FlatModule(module, call, capability)
     with (
         process_lock,
@@ -155,7 +155,7 @@ def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
     Raises:
         CaptureError: if it cannot be one static graph.
     """
-    with process_lock, _RnnInSteps():
+    with process_lock, RnnInSteps():
         return trace_joint(region, [_as_leaf(tensor) for tensor in tensors])
 
 
@@ -313,7 +313,7 @@ class _FlatModule(torch.nn.Module):
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
             elsewhere = nullcontext() if self._capability is None else as_on_cuda(self._capability)
             replaced = _replaced_buffers_written_in_place(self.module)
-            with replaced, _RnnInSteps(), elsewhere, positions_as_indices() as check, noted:
+            with replaced, RnnInSteps(), elsewhere, positions_as_indices() as check, noted:
                 result = original_forward(self.module)(*args, **kwargs)
             own = (*self.module.parameters(), *self.module.buffers())
         leaves, self.output_structure = flatten(result)
@@ -368,26 +368,3 @@ def _replaced_buffers_written_in_place(module: torch.nn.Module) -> Iterator[None
         with torch.no_grad():
             buffer.copy_(new)
         owner._buffers[name] = buffer
-
-
-class _RnnInSteps(TorchFunctionMode):
-    """Trace an LSTM on the CPU as the operators of its steps.
-
-    oneDNN's fused layer keeps what its backward needs only where gradients are on, in a workspace
-    of no declared type. The switch is of the process: others would compute other bits meanwhile, so
-    it is off while an LSTM is traced and no longer.
-    """
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        """Run a function, and an LSTM without oneDNN."""
-        if getattr(func, "__name__", "") != "lstm":
-            return func(*args, **(kwargs or {}))
-        flags: Any = torch.backends.mkldnn
-        before = flags.enabled
-        flags.enabled = False
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            flags.enabled = before
