@@ -26,6 +26,7 @@ from torch._dynamo.variables import (
 from torch._logging._internal import log_state
 
 from remat.dynamo.drawn_numbers import DrawnNumbers
+from remat.dynamo.numpy_values import NumpyValues
 
 __all__ = ["patched"]
 
@@ -45,14 +46,19 @@ def patched(
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
     another model of the same class, with other widths, would have them as symbols.
     """
-    drawn = DrawnNumbers()
+    drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
         (misc.LoggingLoggerVariable, "call_method", _log_later),
         (misc.DebuggingVariable, "call_function", _warn_later),
         (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
-        (builder.VariableBuilder, "_wrap", drawn.draw),
-        (output_graph.SubgraphTracer, "create_proxy", drawn.watch),
+        (builder.VariableBuilder, "_wrap", lambda _wrap: of_numpy.wrap(drawn.draw(_wrap))),
+        (misc.NumpyVariable, "call_function", of_numpy.call),
+        (
+            output_graph.SubgraphTracer,
+            "create_proxy",
+            lambda create_proxy: of_numpy.watch(drawn.watch(create_proxy)),
+        ),
         (
             higher_order_ops.CheckpointHigherOrderVariable,
             "_call_function",
