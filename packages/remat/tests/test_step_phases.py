@@ -4,7 +4,8 @@ import pytest
 
 from remat.budgets.auto import AutoBudget
 from remat.planning.settings import Settings
-from remat.session.step import Phase, StepState
+from remat.session.phases import Phase
+from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 
 EVENTS = ("begin", "forward", "return", "backward")

@@ -1,16 +1,4 @@
-"""Where a step stands, what its calls are, and what is recorded, which is judged after it.
-
-    OPEN ────forward───► FORWARD ───return───► RETURNED ───backward──┐
-                                                                     ▼
-                            AGAIN ◄──forward─── BACKWARD, which OPEN leads to, too,
-                              └──────return────────► ▲               where no forward is seen
-
-From RETURNED another forward of the same step leads to FORWARD; a backward within a forward leads
-to AGAIN: it differentiates within itself. AGAIN is also another forward of a step whose backward
-has begun. A new step may begin wherever no forward is under way, and leads to OPEN. Where
-`torch.compile` runs regions, no forward is seen: calls come while the step is OPEN or in BACKWARD.
-All moves are in `_NEXT`; any other is an error.
-"""
+"""What the calls of a step are, and what is recorded of it, which is judged after it."""
 
 from __future__ import annotations
 
@@ -18,7 +6,6 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from enum import Enum, auto
 from typing import Any
 
 import torch
@@ -32,41 +19,14 @@ from remat.session.calls import Call
 from remat.session.deferring import OutputUses
 from remat.session.judge import Judge
 from remat.session.kinds import CapturedRegion
+from remat.session.phases import NEXT, Phase
 from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
 from remat.session.step_bound import StepBound
 from remat.session.step_planner import StepPlanner
 from remat_solvers.step import RegionOption
 
-__all__ = ["Phase", "StepState"]
-
-
-class Phase(Enum):
-    """Where a step stands."""
-
-    OPEN = auto()
-    FORWARD = auto()
-    RETURNED = auto()
-    BACKWARD = auto()
-    AGAIN = auto()
-
-
-_NEXT = {
-    "begin": {Phase.OPEN: Phase.OPEN, Phase.RETURNED: Phase.OPEN, Phase.BACKWARD: Phase.OPEN},
-    "forward": {
-        Phase.OPEN: Phase.FORWARD,
-        Phase.RETURNED: Phase.FORWARD,
-        Phase.BACKWARD: Phase.AGAIN,
-    },
-    "return": {Phase.FORWARD: Phase.RETURNED, Phase.AGAIN: Phase.BACKWARD},
-    "backward": {
-        Phase.OPEN: Phase.BACKWARD,
-        Phase.FORWARD: Phase.AGAIN,
-        Phase.RETURNED: Phase.BACKWARD,
-        Phase.BACKWARD: Phase.BACKWARD,
-        Phase.AGAIN: Phase.AGAIN,
-    },
-}
+__all__ = ["StepState"]
 
 _MOST_BLOCKED = 2  # steps that are not recorded and have no plan, before a warning says so
 _BLOCKED = (
@@ -119,7 +79,7 @@ class StepState:
 
     def move(self, event: str) -> None:
         """Move on to the next phase."""
-        self.phase = _NEXT[event][self.phase]
+        self.phase = NEXT[event][self.phase]
 
     @property
     def within_forward(self) -> bool:
