@@ -1,7 +1,9 @@
 """Random graphs for the tests of this package."""
 
+import sys
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, Numerics, Op, Provenance, Stage, Value
 
+sys.path.insert(0, str(Path(__file__).parent))
+pytest.register_assert_rewrite("graph_cases.slicing")
 settings.register_profile("remat", deadline=None)
 settings.load_profile("remat")
 
