@@ -3,13 +3,13 @@
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
+from integration_cases.made import Made, linear, rows, weighted
 from integration_cases.met_in_the_wild import (
     NOT_PLANNED,
     ONE_REGION,
     SEVERAL_REGIONS,
     MixedVolume,
 )
-from integration_cases.odd_models import Made, linear, rows, weighted
 from integration_cases.sweeps import swept
 from torch import nn
 

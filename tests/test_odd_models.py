@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, assert_close, train
-from integration_cases.odd_models import IN_PARTS, REFUSED, RIGHT, Made, linear, rows, squares
+from integration_cases.made import Made, linear, rows, squares
+from integration_cases.odd_models import IN_PARTS, REFUSED, RIGHT
 from integration_cases.sweeps import swept
 from torch import nn
 from torch.utils.checkpoint import checkpoint

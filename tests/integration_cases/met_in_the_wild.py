@@ -5,7 +5,7 @@ from torch import nn
 from torch.ao import quantization
 from torch.nn import functional as F  # noqa: N812
 
-from integration_cases.odd_models import Made, linear, rows, tokens
+from integration_cases.made import Made, linear, rows, tokens
 
 
 class Sparsemax(torch.autograd.Function):

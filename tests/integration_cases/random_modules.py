@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.checkpoint import checkpoint
 
-from integration_cases.odd_models import Doubled
+from integration_cases.made import Doubled
 from integration_cases.random_lines import BUFFERS, INPUTS, KINDS, LINES, OF_PARTS, PARTS, RETURNS
 
 __all__ = ["Drawn", "drawn_modules"]
