@@ -285,7 +285,7 @@ def test_other_backwards_than_planned(two, loop):
 def test_what_no_backward_may_do(two):
     model, planned, _ = two
     loss = planned(model.ids)[0]
-    loss.backward(retain_graph=True)
+    loss.backward()
     with pytest.raises(BackwardError, match="second time"):
         loss.backward()
     loss = planned(model.ids)[0]
@@ -293,6 +293,18 @@ def test_what_no_backward_may_do(two):
     with pytest.raises(MemoryChanged):
         loss.backward()
     planned.head.weight.data.div_(1.5)
+
+
+def test_another_backward_over_a_kept_graph(two):
+    model, planned, _ = two
+    for each in (model, planned):
+        each.zero_grad()
+    loss, expected = planned(model.ids)[0], model(model.ids)[0]
+    for each in (loss, expected):
+        each.backward(retain_graph=True)
+        (each * 3).backward()
+    for one, other in zip(planned.parameters(), model.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-12, atol=1e-12)
 
 
 def test_a_plan_with_gradients_in_the_forward_is_followed(tmp_path):

@@ -13,6 +13,7 @@ from remat_exec.errors import (
     LossError,
     MemoryChanged,
     OutputGone,
+    RepeatExceeded,
     SecondDerivative,
     UnknownExecutor,
 )
@@ -34,6 +35,7 @@ from remat_exec.measure import (
 )
 from remat_exec.outputs import HandOut
 from remat_exec.registry import get_executor, list_executors
+from remat_exec.repeats import Repeats, keeps_graph
 
 __all__ = [
     "Ability",
@@ -51,6 +53,8 @@ __all__ = [
     "MemoryChanged",
     "OutputGone",
     "Peak",
+    "RepeatExceeded",
+    "Repeats",
     "Runnable",
     "SecondDerivative",
     "StepProfile",
@@ -61,6 +65,7 @@ __all__ = [
     "autocast_type",
     "checksum",
     "get_executor",
+    "keeps_graph",
     "list_executors",
     "loss_gradients",
     "measure_loss",

@@ -11,7 +11,7 @@ On CUDA there is that check alone, since a backward runs in threads of torch.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ import torch
 from remat_exec.errors import BackwardError, ExecutionError
 from remat_graph.torch import process_lock
 
-__all__ = ["draw", "draw_again", "draw_once"]
+__all__ = ["at_state", "draw", "draw_again", "draw_once", "read_state"]
 
 _TRIES = 10
 
@@ -80,6 +80,26 @@ def draw_again(
         f"generator of {device} at the same time; give what that thread runs a torch.Generator of "
         f"its own"
     )
+
+
+def read_state(device: torch.device) -> bytes:
+    """Read where the generator of a device stands."""
+    return _read(_generator(str(device)))
+
+
+@contextlib.contextmanager
+def at_state(states: Mapping[torch.device, bytes]) -> Iterator[None]:
+    """Set generators of devices, and put them back; on the CPU one thread draws meanwhile."""
+    generators = {_generator(str(device)): state for device, state in states.items()}
+    with process_lock if generators else contextlib.nullcontext():
+        resume = {generator: _read(generator) for generator in generators}
+        try:
+            for generator, state in generators.items():
+                _write(generator, state)
+            yield
+        finally:
+            for generator, state in resume.items():
+                _write(generator, state)
 
 
 def _one_at_a_time(device: str) -> contextlib.AbstractContextManager[Any]:

@@ -16,6 +16,7 @@ __all__ = [
     "LossError",
     "MemoryChanged",
     "OutputGone",
+    "RepeatExceeded",
     "SecondDerivative",
     "UnknownExecutor",
 ]
@@ -58,6 +59,23 @@ class BudgetExceeded(ExecutionError):
         super().__init__(message + _left_behind())
         self.budget_bytes = budget_bytes
         self.peak_bytes = peak_bytes
+
+
+class RepeatExceeded(BudgetExceeded):
+    """Another backward over one forward takes, or would take, more memory than the budget.
+
+    `given_bytes` are held of the gradients of those before.
+    """
+
+    def __init__(self, peak_bytes: int, budget_bytes: int, given_bytes: int) -> None:
+        super().__init__(
+            f"this backward, another one over the same forward, would take {peak_bytes:,} bytes of "
+            f"a budget of {budget_bytes:,}: {given_bytes:,} are held of gradients of those before; "
+            f"run forward again, it will be planned with room for them",
+            budget_bytes,
+            peak_bytes,
+        )
+        self.given_bytes = given_bytes
 
 
 class UnknownExecutor(ExecutionError):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from remat_exec.autocast import lowered_bytes
-from remat_exec.chain import Exceeded, Observers, Read, Started, run_step
+from remat_exec.chain import run_step
 from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
@@ -23,14 +23,17 @@ from remat_exec.outputs import HandOut, Outputs
 from remat_exec.overlaps import check_apart
 from remat_exec.partial_gradients import Asked, connect
 from remat_exec.rehearsal import run_without_autograd
+from remat_exec.repeats import Repeats
+from remat_exec.room import Room
+from remat_exec.step_run import Exceeded, Observers, Read, Started
 from remat_exec.variant import Variant
-from remat_graph import Compute, Schedule, simulate
+from remat_graph import Schedule
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
 
 __all__ = ["Executable"]
 
 _NONE: frozenset[str] = frozenset()
-_NAME_IT = "read it after the backward, or name it in outputs=, so that it is planned for"
+_REPEATS = Repeats()
 _MOST_IN_PART = 16  # backwards without what is not asked for, kept at a time
 _Asked: TypeAlias = tuple[frozenset[int], torch.dtype | None, frozenset[str]]
 
@@ -176,6 +179,7 @@ class Executable:
         watched: frozenset[int] = frozenset(),
         hand_out: HandOut | None = None,
         asked: Asked | None = None,
+        repeats: Repeats | None = _REPEATS,
     ) -> list[torch.Tensor]:
         """Run the forward as `Runnable` says; return the output tensors, connected to autograd.
 
@@ -184,18 +188,25 @@ class Executable:
         gets the error, too, or it is raised. `hand_out` gets each output, with its position among
         those of the user, and gives what is returned in its place. `asked` gets the positions of
         outputs whose whole gradients are asked for, and says whether the next call will have them.
+        Another backward over a graph that was kept runs the forward again, as `repeats` says, or is
+        refused where that is `None`.
         """
         bound = self.bind(module, tensors)
         program = self.capture.program
         by_name = dict(zip((i.variable for i in program.inputs), bound, strict=False))
         observers = Observers(started, finished, exceeded, read, watched)
-        handed, drop = run_step(self, bound, by_name, observers)
+        handed, drop = run_step(self, bound, by_name, observers, repeats)
         if droppable is not None:
             droppable(drop)
         outputs = Outputs(self.whole_program, handed, by_name, hand_out)
         if self._inner_reads is not None:
             connect(outputs, self.whole_program, self._inner_reads, handed, asked)
         return outputs.all()
+
+    @property
+    def room(self) -> Room:
+        """What a backward may take."""
+        return Room(self.capture, self.schedule, self.code, self.budget_bytes)
 
     @property
     def whole_program(self) -> Program:
@@ -262,73 +273,15 @@ class Executable:
                 del self._variants[in_part[0]]
         return variant
 
-    def check_room(
-        self, variant: Variant, released_outputs: frozenset[int], *, staying: bool = False
-    ) -> None:
-        """Check that the budget has room for a backward by `variant`, with these outputs freed.
-
-        `staying` says that gradients do not leave which were to.
-
-        Raises:
-            BudgetExceeded: if it takes more memory than the budget.
-        """
-        program = self.capture.program
-        read = self.capture.deferred_bytes(program.deferred - released_outputs)
-        if read:
-            self._check(
-                max(self.code.peak_bytes, variant.code.peak_bytes) + read,
-                "while an output is held that the plan does not make, and that was read",
-                _NAME_IT,
-            )
-        if variant.program is not program:
-            self._check(
-                variant.code.peak_bytes,
-                "over other outputs than the plan was made for",
-                "run forward again, it will be planned anew",
-            )
-        held = {
-            program.storage[program.handed[p]]
-            for p in self.capture.released_outputs - released_outputs - program.deferred
-        }
-        if staying:
-            self._check(
-                variant.code.staying_peak_bytes,
-                "while gradients stay that left at once in earlier ones, as hooks let go of them",
-                "run forward again, it will be planned with them held",
-            )
-        if held:
-            self._check(
-                self.code.peak_bytes + sum(map(self.capture.size_of, held)),
-                "while outputs are held that were let go of before earlier ones",
-                "let go of them, or run forward again, it will be planned with them held",
-            )
-
     def reading_bytes(self, position: int) -> int:
         """Give what making a deferred output holds at most, the output included."""
         return next(recipe.peak_bytes for recipe in self.recipes if recipe.position == position)
-
-    def check_reading(self, recipe: Recipe) -> None:
-        """Check that the budget has room to make an output between the halves.
-
-        Raises:
-            BudgetExceeded: if it takes more memory than the budget.
-        """
-        after = simulate(self.capture.graph, self.schedule).after_bytes
-        kept = after[self.schedule.steps.index(Compute("loss")) - 1]
-        peak = kept + recipe.peak_bytes
-        if self.budget_bytes is not None and peak > self.budget_bytes:
-            raise BudgetExceeded(
-                f"an output that the plan does not make was read before the backward, which takes "
-                f"{peak:,} bytes of a budget of {self.budget_bytes:,}; {_NAME_IT}",
-                self.budget_bytes,
-                peak,
-            )
 
     @property
     def takes_all(self) -> bool:
         """Whether a backward over all outputs can follow within the budget."""
         try:
-            self.check_room(self.variant(frozenset()), self.capture.released_outputs)
+            self.room.check(self.variant(frozenset()), self.capture.released_outputs)
         except (BackwardError, BudgetExceeded):
             return False
         return True
@@ -345,7 +298,7 @@ class Executable:
             autocast=autocast, noted=self._noted,
         )  # fmt: skip
         if autocast is not None:
-            self._check(
+            self.room.check_peak(
                 code.peak_bytes,
                 "in an autocast that its forward was not in",
                 "leave the autocast before backward, or raise the budget",
@@ -378,15 +331,6 @@ class Executable:
                 f"the plan does not keep; run forward again, it will be planned anew"
             )
         return Variant(missing, code, other.program, other.whole_program)
-
-    def _check(self, peak_bytes: int, what: str, instead: str) -> None:
-        if self.budget_bytes is not None and peak_bytes > self.budget_bytes:
-            raise BudgetExceeded(
-                f"this backward, {what}, would take {peak_bytes:,} bytes of a budget of "
-                f"{self.budget_bytes:,}; {instead}",
-                self.budget_bytes,
-                peak_bytes,
-            )
 
 
 def _available_at_start(program: Program) -> set[str]:

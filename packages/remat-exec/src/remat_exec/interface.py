@@ -8,9 +8,9 @@ from typing import Any, Protocol
 
 import torch
 
-from remat_exec.chain import Exceeded, Started
 from remat_exec.loss import Loss
 from remat_exec.measure import Peak
+from remat_exec.step_run import Exceeded, Started
 from remat_graph import Schedule
 from remat_graph.torch import Capture
 
@@ -24,6 +24,7 @@ class Ability(enum.Enum):
     HANDS_OUT = "it takes `hand_out` and `asked`, connects what is handed out by autograd's graph"
     RUNS_OTHER_SIZES = "it has `at`, which gives the same plan for a capture of other sizes"
     KNOWS_OTHER_PEAKS = "it has `peak_without`, the peak of a backward without gradients of outputs"
+    REPEATS = "it takes `repeats`, runs a forward again for another backward over a kept graph"
     RELEASES_GRADIENTS = "it hands out gradients where the plan says, and counts those that stay"
 
 

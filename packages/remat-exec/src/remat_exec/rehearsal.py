@@ -12,7 +12,7 @@ import torch
 from remat_exec.loss import Loss, as_handed, loss_gradients, stand_in_loss
 from remat_exec.on_demand import OnDemand, Recipe
 from remat_exec.outputs import Outputs, tangents_of
-from remat_exec.variant import StepCode
+from remat_exec.step_code import StepCode
 
 __all__ = ["run_without_autograd"]
 

@@ -20,7 +20,7 @@ from remat_graph.torch.cost.cuda_memory import blocks_in_use
 from remat_graph.torch.cost.devices import DEVICES
 from remat_graph.torch.cost.memory import AllocationRecorder, Mark
 from remat_graph.torch.cost.strides import RealStrides
-from remat_graph.torch.deferring import ops_making
+from remat_graph.torch.deferring import forward_runs_again, ops_making
 from remat_graph.torch.errors import (
     BrokenCapture,
     CaptureError,
@@ -126,6 +126,7 @@ __all__ = [
     "copied",
     "draws_otherwise",
     "flatten",
+    "forward_runs_again",
     "generators_restored",
     "get_capture",
     "has_sizes",

@@ -1,8 +1,8 @@
-"""Outputs that a step does not make: which can be made later, by which ops, and what then goes.
+"""What can be run again after the forward: all of it, or what makes an output that is made later.
 
-Such an output is made when it is read, by running ops of the forward half again, from the inputs as
-they were. So each of these ops must give the same twice, and read nothing that the forward
-overwrites. One that draws gives the same from the state of its generator.
+An output that a step does not make is made when it is read, by running ops of the forward half
+again, from the inputs as they were. So each of these ops must give the same twice, and read nothing
+that the forward overwrites. One that draws gives the same from the state of its generator.
 
 Guarantee: what is left makes all else in the same way. Complexity: one pass over the ops for each
 output. Limits: an output that shares its memory with another one, or gets a gradient, is made.
@@ -14,11 +14,16 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
+
 from remat_graph.torch.calls import Call
 from remat_graph.torch.program import LOSS, Program
 from remat_graph.torch.recomputing import may_run_again
 
-__all__ = ["deferrable", "ops_making", "with_deferred"]
+__all__ = ["deferrable", "forward_runs_again", "ops_making", "with_deferred"]
+
+# What computes by the numbers of the batch, and reads its statistics to write new ones.
+_UPDATES = frozenset({torch.ops.aten._native_batch_norm_legit_functional.default})
 
 
 def deferrable(program: Program, least_share: float = 0.0) -> frozenset[int]:
@@ -63,6 +68,27 @@ def _can_run_again(program: Program, ops: tuple[str, ...]) -> bool:
     return all(
         may_run_again(call.target, call.body) and not written & _read(program, call)
         for call in calls
+    )
+
+
+def forward_runs_again(program: Program) -> bool:
+    """Whether the forward half gives the same once it has run: nothing in it decides or is sent.
+
+    What it overwrites may be read by what is written alone, and by a batch norm in training.
+    """
+    storage = program.storage
+    targets = {storage[write.target] for write in program.writes.values()}
+    written = {storage[write.variable] for write in program.writes.values()}
+    forward = [program.calls.get(op) for op in program.order[: program.order.index(LOSS)]]
+    return all(
+        may_run_again(call.target, call.body)
+        and (
+            not targets & _read(program, call)
+            or call.target in _UPDATES
+            or _made(program, call) <= written
+        )
+        for call in forward
+        if call is not None
     )
 
 

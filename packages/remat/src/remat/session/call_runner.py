@@ -24,9 +24,11 @@ from remat.session.unplanned import Unplanned
 from remat_exec import (
     Ability,
     HandOut,
+    Repeats,
     abilities_of,
     autocast_type,
     get_executor,
+    keeps_graph,
 )
 from remat_solvers.step import RegionOption
 
@@ -45,9 +47,13 @@ class CallRunner:
         self._beside_plan = Unplanned(step, settings)
 
     @functools.cached_property
+    def _abilities(self) -> frozenset[Ability]:
+        return abilities_of(get_executor(self._settings.executor))
+
+    @property
     def _hands_out(self) -> bool:
         """Whether the executor takes what hands out outputs, and tells of who is refused."""
-        return Ability.HANDS_OUT in abilities_of(get_executor(self._settings.executor))
+        return Ability.HANDS_OUT in self._abilities
 
     def run_one(
         self,
@@ -77,6 +83,8 @@ class CallRunner:
             reads.update(read=read, watched=watched)
         if self._hands_out:
             reads["asked"] = region.split
+        if Ability.REPEATS in self._abilities:
+            reads["repeats"] = Repeats(region.given_bytes or 0, region.keeps_graphs)
         outputs = executable(region.graph, tensors, begins, **reads)
         call.waiting = waiting_outputs(outputs)
         if step.records_call:
@@ -133,6 +141,8 @@ class CallRunner:
         options, hand_out = self._reads(call, plan), self._hand_out(call, plan.changes)
         if self._hands_out:
             options.update(hand_out=hand_out, asked=region.split)
+        if Ability.REPEATS in self._abilities:
+            options["repeats"] = None  # what runs between regions has given its values back
         outputs = executable(
             region.graph,
             tensors,
@@ -295,8 +305,12 @@ class CallRunner:
     ) -> None:
         """See that there is room for a backward, which begins, and learn what it shows."""
         step, option = self._step, call.option
+        if option is None and call.missing is not None:  # another backward over its forward
+            call.region.learn(call.executable, missing, released_outputs)
+            return
         if option is None:
             call.missing, call.released_outputs = missing, released_outputs
+            call.region.keeps_graphs |= keeps_graph()
             step.live.discard(call)
             call.on_backward()
             step.backward_begins(call)

@@ -17,7 +17,7 @@ from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
 from remat.session.region import Region
-from remat_exec import BudgetExceeded, DeferredTensor, Runnable
+from remat_exec import BudgetExceeded, DeferredTensor, RepeatExceeded, Runnable
 from remat_graph.torch import LossCost, Mark
 from remat_solvers.step import RegionOption
 
@@ -159,6 +159,11 @@ def warn_exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
         under_way.warned = True
     what, _, instead = str(error).partition("; ")
     then = "from the next forward on it is planned for, within the budget"
+    room_left = True
+    if under_way is not None and isinstance(error, RepeatExceeded):
+        room_left = under_way.region.leave_room(error.given_bytes)
+    if not room_left:
+        then = "no plan that was found has room for them"
     if "outputs=" in instead:
         then = f"to stay within the budget, {instead}"
     warnings.warn(

@@ -87,6 +87,8 @@ class Region:
         self.leaving: dict[bool, frozenset[int]] = {}
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
+        self.given_bytes: int | None = 0
+        self.keeps_graphs = False
         self.left: set[Hashable] = set()
         self.refused = RefusedCaptures()
         self.checked: dict[Hashable, Plan] = {}
@@ -124,6 +126,7 @@ class Region:
         self.learned.take_over(other.learned)
         self.seen_loss, self.leaving = other.seen_loss, {**other.leaving}
         self.not_named, self.handed_on = other.not_named, other.handed_on
+        self.given_bytes, self.keeps_graphs = other.given_bytes, other.keeps_graphs
 
     @property
     def shown(self) -> Shown:
@@ -258,6 +261,17 @@ class Region:
         self.seen_loss = seen
         if exceeded is not None:
             self.exceeded, self.plans = exceeded, {}
+
+    def leave_room(self, given_bytes: int) -> bool:
+        """Plan from now on with room for gradients that are held in another backward.
+
+        Give whether that is new. It is not if no plan had room for them, and `given_bytes` is
+        `None`, nor if they were planned for, and something else takes the room.
+        """
+        if self.given_bytes is None or given_bytes <= self.given_bytes:
+            return False
+        self.given_bytes, self.plans, self._before = given_bytes, {}, {}
+        return True
 
     def leave_loss(self, inputs: Sequence[Any], error: str) -> None:
         """Run calls over the budget for which no plan has room for what was seen."""

@@ -227,7 +227,9 @@ class RegionPlanner:
         except KernelsMissing as missing:
             region.kernels.compile_others(numbers, missing)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
-            if isinstance(error, CaptureError) or not forget_last([region], error):
+            if region.given_bytes and not isinstance(error, CaptureError):
+                region.given_bytes = None  # which steps that need it are told of
+            elif isinstance(error, CaptureError) or not forget_last([region], error):
                 if self.settings.on_infeasible == "raise":
                     raise
                 return warn_infeasible(f"a call of {region.name}", error)
@@ -304,6 +306,9 @@ class RegionPlanner:
         if released:
             captured = captured.with_released_outputs(released)
         seen = None if seen_loss is None else seen_loss.of(captured)
+        if region.given_bytes:
+            cost = captured.loss if seen is None else captured.loss.at_least(seen)
+            seen = replace(cost, kept_bytes=cost.kept_bytes + region.given_bytes)
         if seen is not None:
             captured = captured.with_loss(captured.loss.at_least(seen))
         for other in kin:

@@ -1,0 +1,125 @@
+"""What the forward of a step is run again of, for another backward over a graph that is kept.
+
+A backward gives memory back as it goes. With `retain_graph=True` another one may follow; then the
+forward runs again before it, within the memory of the plan. Nothing is held for that: inputs are
+the user's to hold, and the state of a generator is a few bytes outside the device's allocator.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from remat_exec.checksums import check_same
+from remat_exec.drawing import at_state, read_state
+from remat_exec.errors import BackwardError
+from remat_graph.torch import Program, forward_runs_again
+
+__all__ = ["Repeat", "Repeats", "keeps_graph"]
+
+_weak: Any = StorageWeakRef
+_INSTEAD = "run forward again, or add the losses up and run backward once"
+
+
+def keeps_graph() -> bool:
+    """Whether the backward that is under way leaves its graph for another one."""
+    keeps: bool = torch._C._autograd._get_current_graph_task_keep_graph()
+    return keeps
+
+
+class Repeats(NamedTuple):
+    """How other backwards over a graph that is kept are planned for.
+
+    So many bytes are planned for what earlier backwards gave out, which is most often held in
+    `.grad`. Inputs are held where others may let go of them.
+    """
+
+    given_bytes: int = 0
+    holds_inputs: bool = False
+
+
+class Repeat:
+    """The inputs of a forward, and where its generators stood before it.
+
+    The graph `is_kept` if the last backward over it left it.
+    """
+
+    def __init__(self, program: Program, bound: Sequence[Any], planned: Repeats) -> None:
+        self.is_kept, self.planned_bytes = False, planned.given_bytes
+        self._program, self._held = program, list(bound) if planned.holds_inputs else []
+        self._given: list[tuple[Any, int]] = []
+        self._items = [weakref.ref(i) if isinstance(i, torch.Tensor) else i for i in bound]
+        devices = {call.random for call in program.calls.values() if call.random is not None}
+        self._states = {device: read_state(device) for device in sorted(devices, key=str)}
+        self._versions: list[int | None] = []
+
+    def begin_backward(self) -> None:
+        """See whether the backward that begins keeps the graph."""
+        self.is_kept = keeps_graph()
+        if not self.is_kept:
+            self._held = []
+
+    def see_given(self, gradients: Sequence[torch.Tensor | None]) -> None:
+        """See what a backward gives out, if another one may follow."""
+        if self.is_kept:
+            storages = [each.untyped_storage() for each in gradients if each is not None]
+            self._given += [(_weak(storage), storage.nbytes()) for storage in storages]
+
+    @property
+    def given_bytes(self) -> int:
+        """Sum what was given out and is still held."""
+        return sum(size for storage, size in self._given if not storage.expired())
+
+    def note_versions(self, bound: Sequence[Any]) -> None:
+        """See what the inputs are once the forward has written to some of them."""
+        self._versions = [getattr(item, "_version", None) for item in bound]
+
+    def inputs(self) -> list[Any]:
+        """Give the inputs as they were, with copies of what the forward writes to.
+
+        Raises:
+            BackwardError: if they are gone or have changed, or if it cannot run a second time.
+        """
+        if not forward_runs_again(self._program):
+            raise BackwardError(
+                "backward runs a second time over the same forward, which would have to run again, "
+                "and it decides something (topk, argmax, ...), sends something or reads a buffer "
+                f"that it writes; {_INSTEAD}"
+            )
+        inputs = self._program.inputs
+        targets = {write.target for write in self._program.writes.values()}
+        names = (*(item.variable for item in inputs), *self._program.constants)
+        found = []
+        for name, item, version in zip(names, self._items, self._versions, strict=True):
+            tensor: Any = item() if isinstance(item, weakref.ref) else item
+            if isinstance(item, weakref.ref) and tensor is None:
+                raise BackwardError(
+                    "backward runs a second time over the same forward, which is run again for it, "
+                    f"and an input of the model is gone; {_INSTEAD}. The next ones are held"
+                )
+            if getattr(tensor, "_version", None) != version:
+                raise BackwardError(
+                    f"{name}, a parameter or input, was changed in place since the forward, which "
+                    f"a second backward runs again; run it before changing it"
+                )
+            found.append(tensor.clone() if name in targets else tensor)
+        return found
+
+    def check_same(self, before: dict[str, Any], after: dict[str, Any]) -> None:
+        """See that the forward had the same inputs, by the states that it left each time.
+
+        Raises:
+            MemoryChanged: if it had not.
+        """
+        targets = {write.target for write in self._program.writes.values()}
+        names = (item.variable for item in self._program.inputs if item.variable not in targets)
+        check_same(before, after, names)
+
+    def drawing(self) -> AbstractContextManager[None]:
+        """Draw as the forward did, and put the generators back."""
+        return at_state(self._states)

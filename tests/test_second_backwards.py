@@ -1,0 +1,112 @@
+"""Several losses over one forward, each with a backward of its own, within one budget."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, gelu
+
+import remat
+from remat_exec import measure_peak
+
+Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class TwoTasks(nn.Module):
+    """A trunk with dropout and a norm, and the losses of two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.enter, self.norm, self.drop = nn.Linear(16, 48), nn.BatchNorm1d(48), nn.Dropout(0.1)
+        self.up = nn.ModuleList(nn.Linear(48, 192) for _ in range(4))
+        self.down = nn.ModuleList(nn.Linear(192, 48) for _ in range(4))
+        self.kinds, self.number = nn.Linear(48, 5), nn.Linear(48, 1)
+
+    def forward(self, x: torch.Tensor, kind: torch.Tensor, number: torch.Tensor) -> Batch:
+        x = self.norm(self.enter(x))
+        for up, down in zip(self.up, self.down, strict=True):
+            x = x + down(self.drop(gelu(up(x))))
+        wrong = (self.number(x)[:, 0] - number).square().mean()
+        return cross_entropy(self.kinds(x), kind), wrong, x.mean().detach()
+
+
+def batches(count: int) -> list[Batch]:
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randn(200, 16, generator=draw),
+            torch.randint(5, (200,), generator=draw),
+            torch.randn(200, generator=draw),
+        )
+        for _ in range(count)
+    ]
+
+
+def in_turn(model: nn.Module, batch: Batch) -> None:
+    first, second, _ = model(*batch)
+    first.backward(retain_graph=True)
+    second.backward()
+
+
+def projected(model: nn.Module, batch: Batch) -> None:
+    """Take the part out of one gradient that goes against the other, as PCGrad does."""
+    first, second, _ = model(*batch)
+    parameters = list(model.parameters())
+    one = torch.autograd.grad(first, parameters, retain_graph=True, allow_unused=True)
+    two = torch.autograd.grad(second, parameters, allow_unused=True)
+    for parameter, *both in zip(parameters, one, two, strict=True):
+        a, b = (torch.zeros_like(parameter) if each is None else each for each in both)
+        along = (a * b).sum()
+        parameter.grad = a + b - (along < 0) * along / b.square().sum().clamp(min=1e-9) * b
+
+
+def weighed(model: nn.Module, batch: Batch) -> None:
+    """Weigh losses by their gradients at one weight, as GradNorm does."""
+    first, second, _ = model(*batch)
+    weight = model.up[-1].weight
+    (one,) = torch.autograd.grad(first, weight, retain_graph=True)
+    (two,) = torch.autograd.grad(second, weight, retain_graph=True)
+    (first * two.norm() + second * one.norm()).backward()
+
+
+@pytest.mark.parametrize("step", [in_turn, projected, weighed])
+def test_gradients_are_eagers_and_steps_are_planned_for(
+    step: Callable[[nn.Module, Batch], None],
+) -> None:
+    torch.manual_seed(0)
+    original = TwoTasks()
+    plain, data = copy.deepcopy(original), batches(5)
+    with measure_peak() as peak:
+        step(copy.deepcopy(plain), data[0])
+    model = remat.rematerialize(original, budget=int(0.75 * peak.peak_bytes), limit_seconds=0.2)
+    for at, batch in enumerate(data):
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always", remat.BudgetWarning)
+            for each in (plain, model):
+                each.zero_grad()
+                torch.manual_seed(at)
+                with measure_peak() as peak:
+                    step(each, batch)
+        assert all("over the same forward" in str(each.message) for each in told)
+        assert len(told) <= (at == 0)
+        assert told or peak.peak_bytes <= model.plan.budget_bytes
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            assert torch.equal(one.grad, other.grad)
+        for one, other in zip(model.buffers(), plain.buffers(), strict=True):
+            assert torch.equal(one, other)
+
+
+def test_an_input_that_nobody_holds_is_held_from_the_next_forward_on() -> None:
+    model = remat.rematerialize(TwoTasks(), budget="1GiB", limit_seconds=0.1)
+    (x, *rest), *others = batches(3)
+    first, second, _ = model(x * 1, *rest)
+    first.backward(retain_graph=True)
+    with pytest.raises(remat.BackwardError, match="an input of the model is gone"):
+        second.backward()
+    for x, *rest in others:
+        in_turn(model, (x * 1, *rest))
