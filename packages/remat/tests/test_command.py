@@ -1,108 +1,22 @@
 """The command: models and graphs by name, tables or JSON, exit codes."""
 
 import json
-import os
-import signal
 import sys
 import time
 from io import BytesIO, StringIO, TextIOWrapper
-from pathlib import Path
 
 import pytest
 import torch
 import typer
+from remat_cases.commands import ended, run, run_json
 from rich.console import Console
-from typer.testing import CliRunner
 
 import remat
 import remat_solvers
-from remat.command import app, curves, main, models, terminal
-from remat.command.terminal import Left, check_output
+from remat.command import app, main, terminal
+from remat.command.terminal import Left
 from remat.planning import cutting, solving
-from remat_graph import load, save
-from remat_graph.schedule import Solution, Status
 from remat_partition import partition
-from remat_solvers.core import trust
-from remat_solvers.errors import format_bytes
-from remat_solvers.refine import Refine
-
-FACTORY = """
-import torch
-
-def net(batch=64, depth=5):
-    layers = (m for _ in range(depth) for m in (torch.nn.Linear(64, 64), torch.nn.GELU()))
-    return torch.nn.Sequential(*layers), torch.zeros(batch, 64)
-
-def odd():
-    return 1
-
-def beside():
-    from sizes import WIDTH
-    return torch.nn.Linear(WIDTH, 1), torch.zeros(1, WIDTH)
-
-def failing(depth=1):
-    return torch.nn.Linear(depth, 1)
-
-def heavy():
-    return torch.nn.Linear(int(torch.ones(()).item()), 1), torch.zeros(1, 1)
-
-def ends():
-    raise SystemExit(7)
-
-class Loud(torch.nn.Linear):
-    def forward(self, x):
-        print("running")
-        return super().forward(x)
-
-def stopped():
-    raise KeyboardInterrupt
-
-def chatty():
-    import subprocess, sys
-    subprocess.run([sys.executable, "-c", "print('from a child')"])
-    return Loud(4, 4), torch.zeros(1, 4)
-
-def loud():
-    print("making")
-    return Loud(4, 4), torch.zeros(1, 4)
-
-def dropping():
-    layers = (m for _ in range(3) for m in (torch.nn.Linear(64, 64), torch.nn.Dropout(0.1)))
-    return torch.nn.Sequential(*layers), torch.zeros(64, 64)
-
-class Head(torch.nn.Linear):
-    def forward(self, x, y):
-        scores = super().forward(x)
-        return {"loss": torch.nn.functional.cross_entropy(scores, y), "scores": scores}
-
-def head():
-    return Head(4, 500), (torch.zeros(64, 4), torch.zeros(64, dtype=torch.long))
-"""
-
-
-@pytest.fixture
-def file(tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "path", [*sys.path])  # where the command puts the folder of the file
-    (tmp_path / "nets.py").write_text(FACTORY)
-    return tmp_path / "nets.py"
-
-
-def run(*words):
-    result = CliRunner().invoke(app, [*map(str, words)], env={"COLUMNS": "120"})
-    assert result.exit_code == 0, (result.output, result.exception)
-    return result.stdout
-
-
-def run_json(*words):
-    return json.loads(run(*words, "--json"))
-
-
-def ended(capsys, monkeypatch, *words):
-    """Run as a user does; give the exit code and what is said."""
-    monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    return end.value.code, " ".join(capsys.readouterr().err.split())
 
 
 def test_a_plan_made_by_the_command_is_used(file, tmp_path):
@@ -238,41 +152,6 @@ def test_what_a_child_of_a_model_prints_is_not_amid_json(file, capfd, monkeypatc
     assert "from a child" in err
 
 
-@pytest.fixture
-def graph(file, tmp_path):
-    made = run_json("plan", f"{file}:net", "--budget", "1MiB", "--save", tmp_path / "all.json")
-    assert made["recomputations"] == 0
-    save(remat.Plan.load(tmp_path / "all.json").graph, tmp_path / "graph.json")
-    return tmp_path / "graph.json"
-
-
-def test_a_saved_graph_is_solved_and_checked(graph, tmp_path):
-    out, plan = tmp_path / "s.json", tmp_path / "p.json"
-    told = run_json("solve", graph, "--budget", "85%", "--output", out, "--save", plan)
-    assert isinstance(load(out), Solution)
-    assert remat.Plan.load(plan).solution.peak_bytes == told["peak_bytes"] <= told["budget_bytes"]
-    checked = run_json("check", graph, out)
-    assert (checked["peak_bytes"], checked["time"]) == (told["peak_bytes"], told["time"])
-    assert "no schedule is below" in run("solve", graph, "--budget", "85%")
-
-
-def test_a_plan_stands_for_its_graph_and_its_schedule(graph):
-    plan = graph.with_name("all.json")
-    by_graph, by_plan = (run_json("check", named, plan) for named in (graph, plan))
-    assert by_graph == by_plan
-    assert run_json("solve", plan, "--budget", "100%")["peak_bytes"] == by_plan["peak_bytes"]
-
-
-def test_what_cannot_be_written_is_refused_before_work(graph, tmp_path, capsys, monkeypatch):
-    words = "solve", graph, "--budget", "100%", "--output", tmp_path / "s.json"
-    monkeypatch.setattr("remat_solvers.solve", None)
-    _, said = ended(capsys, monkeypatch, *words, "--save", tmp_path / "s.json")
-    assert "named for two things" in said
-    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK)
-    assert "nothing can be written" in ended(capsys, monkeypatch, *words)[1]
-    check_output(Path(os.devnull), None)
-
-
 def test_a_terminal_of_few_letters_is_no_error(graph, monkeypatch):
     plan = graph.with_name("plän ☃ \udcff.json")
     plan.write_bytes(graph.with_name("all.json").read_bytes())
@@ -304,107 +183,6 @@ def test_what_is_done_gives_way_to_the_time_left(monkeypatch):
         while "Ctrl-C keeps the best" not in shown.getvalue():
             time.sleep(0.01)
     assert "capturing and solving: check" in shown.getvalue()
-
-
-@pytest.mark.sweep
-def test_solvers_side_by_side(graph, capsys, monkeypatch):
-    words = ("compare", graph, "--solver", "store-all", "--solver", "refine")
-    words += ("--limit-seconds", "0.5")
-    told = run_json(*words, "--budget", "85%")
-    assert [answer["solver"] for answer in told["answers"]] == ["refine", "store-all"]
-    assert "error" in told["answers"][1]
-    assert "store-all: nothing found within the budget" in run(*words, "--budget", "85%")
-    assert "store-all" in run(*words, "--budget", "100%")
-    assert ended(capsys, monkeypatch, *words, "--budget", "1B")[0] == 3
-
-
-@pytest.fixture
-def refused_by(monkeypatch):
-    """Have a solver say that nothing below a byte more than the budget fits."""
-    asked = curves._asked
-
-    def make(name):
-        def refusing(graph, size, solver, *rest):
-            if solver == name:
-                return remat.BudgetTooSmall(size, size + 1, size + 1, None, Status.INFEASIBLE)
-            return asked(graph, size, solver, *rest)
-
-        monkeypatch.setattr(curves, "_asked", refusing)
-        monkeypatch.setattr(trust, "_doubts", {})
-
-    return make
-
-
-def test_solvers_side_by_side_are_held_against_one_another(graph, refused_by):
-    refused_by("tw-remat")
-    words = ("--solver", "tw-remat", "--solver", "store-all", "--budget", "100%")
-    first, second = run_json("compare", graph, *words)["answers"]
-    assert (first["solver"], second["solver"]) == ("store-all", "tw-remat")
-    assert "it claims that nothing fits" in second["error"]
-    assert "but a schedule of 'store-all' takes" in second["error"]
-
-
-def test_what_a_back_end_proved_is_not_told_once_another_solver_refutes_it(graph, refused_by):
-    refused_by("refine")
-    words = ("--solver", "refine", "--solver", "store-all", "--budget", "100%")
-    told = run_json("compare", graph, *words)
-    least = format_bytes(told["budget_bytes"] + 1)
-    assert f"can go below {least}" not in told["answers"][1]["error"]
-    assert trust.doubt_of("HIGHS")
-
-
-def test_the_largest_batch(file, capsys, monkeypatch):
-    words = ("largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1")
-    told = run_json(*words)
-    assert told["predicted_peak_bytes"] <= 19 * 1024
-    assert {told["batch_size"], told["batch_size"] + 1} <= {*told["tried"]}
-    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-1%")
-    assert (code, "most-overhead" in said) == (2, True)
-    code, said = ended(capsys, monkeypatch, *words, "--most-overhead=-0.1")
-    assert (code, "not even a batch of one" in said) == (1, True)
-
-
-@pytest.mark.parametrize("largest", [0, 1, 2, 5, 8, 100])
-def test_batches_are_doubled_then_halved(largest):
-    asked = []
-    models._search(lambda size: asked.append(size) or size <= largest)
-    assert largest + 1 in asked
-    assert largest in (0, *asked)
-    assert len(asked) == len({*asked}) <= 16
-
-
-@pytest.mark.sweep
-def test_a_curve_and_a_batch_without_what_is_not_read(file, capsys, monkeypatch):
-    words = "tradeoff", f"{file}:head", "--points", "2"
-    everything, less = (
-        run_json(*words, *more)["body"]["store_all_peak_bytes"]
-        for more in ((), ("--outputs", "loss", "--optimizer-in-backward"))
-    )
-    assert less < everything
-    words = "largest-batch", f"{file}:net", "--budget", "40KiB", "--set", "depth=2"
-    batches = [run_json(*words, *more)["batch_size"] for more in ((), ("--optimizer-in-backward",))]
-    assert batches[0] < batches[1]
-    for command, factory in (("tradeoff", "head"), ("largest-batch", "net")):
-        words = command, f"{file}:{factory}", "--budget", "1MiB", "--outputs", "losses"
-        code, said = ended(capsys, monkeypatch, *words)
-        assert (code, "'losses'" in said) == (1, True)
-
-
-@pytest.mark.sweep
-def test_a_curve_and_a_batch_by_compiled_groups(file):
-    words = "tradeoff", f"{file}:net", "--points", "2", "--device", "a100"
-    eager, grouped = (run_json(*words, *more)["body"] for more in ((), ("--kernels", "inductor")))
-    assert grouped["smallest_bytes"] <= eager["smallest_bytes"]
-    runs = [json.dumps(each["points"][-1]["solution"]) for each in (eager, grouped)]
-    assert ["fused" in run for run in runs] == [False, True]
-    words = "largest-batch", f"{file}:net", "--budget", "19KiB", "--set", "depth=1"
-    assert run_json(*words, "--kernels", "inductor")["batch_size"] >= run_json(*words)["batch_size"]
-
-
-@pytest.mark.sweep
-def test_a_curve_of_a_model_as_json(file):
-    told = run_json("tradeoff", f"{file}:net", "--points", "2", "--device", "a100")
-    assert len(told["body"]["points"]) == 2
 
 
 def test_what_the_command_plans_is_cached(file, tmp_path, monkeypatch):
@@ -447,88 +225,6 @@ def test_the_doctor_says_what_will_not_work(monkeypatch):
     )
     assert "highspy" in run("doctor")
     assert "refine" in run_json("solvers")
-
-
-def test_an_interrupted_search_ends_with_the_best_so_far(graph, monkeypatch, tmp_path):
-    monkeypatch.setenv("REMAT_CACHE", str(tmp_path / "cache"))
-    loaded = load(graph)
-    everything = sum(value.size_bytes for value in loaded.values)
-
-    def stop(progress):
-        if progress.incumbent_time is not None:
-            raise KeyboardInterrupt
-
-    def solved(**more):
-        size = int(0.55 * everything)
-        return solving.solution_for(loaded, size, size, "refine", 5.0, stop, **more)
-
-    assert solved(keep_best=True).schedule is not None
-    with pytest.raises(KeyboardInterrupt):  # what was cut short is not in the cache
-        solved()
-
-
-def stopping(monkeypatch, module, name, calls):
-    """Let a function run so often, then press Ctrl-C."""
-    function, left = getattr(module, name), iter(range(calls))
-
-    def run(*args, **kwargs):
-        if next(left, None) is None:
-            os.kill(os.getpid(), signal.SIGINT)
-        return function(*args, **kwargs)
-
-    monkeypatch.setattr(module, name, run)
-
-
-@pytest.mark.parametrize(
-    ("budget", "code"), [("100%", 0), pytest.param("1KiB", 130, marks=pytest.mark.sweep)]
-)
-def test_what_is_compared_before_ctrl_c_is_shown(graph, capsys, monkeypatch, budget, code):
-    stopping(monkeypatch, remat_solvers, "solve", 1)
-    words = ["compare", graph, "--solver", "refine", "--solver", "monet", "--budget", budget]
-    monkeypatch.setattr(sys, "argv", ["remat", *map(str, words)])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert (end.value.code or 0) == code
-    said = capsys.readouterr().out
-    assert "refine" in said
-    assert "monet" not in said
-
-
-def test_ctrl_c_keeps_the_best_of_the_solver_that_is_compared(graph, monkeypatch):
-    solve = Refine.solve
-
-    def pressed(self, problem, limit, report):
-        solve(self, problem, limit, report)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(10)
-
-    monkeypatch.setattr(Refine, "solve", pressed)
-    words = "--solver", "refine", "--solver", "monet", "--budget", "100%"
-    told = run_json("compare", graph, *words)
-    assert [(answer["solver"], "error" in answer) for answer in told["answers"]] == [
-        ("refine", False)
-    ]
-
-
-def test_the_largest_batch_before_ctrl_c_says_so(file, monkeypatch):
-    stopping(monkeypatch, models, "dry_plan", 2)
-    said = run("largest-batch", f"{file}:net", "--budget", "1MiB")
-    assert "batch 2 fits, 3 was not tried before it was stopped; tried [1, 2]" in said
-
-
-def test_an_error_that_ctrl_c_caused_is_not_told(capsys, monkeypatch):
-    def fail(*args):
-        try:
-            os.kill(os.getpid(), signal.SIGINT)
-        except KeyboardInterrupt:
-            raise remat.RematError("ImportError: initialization failed") from None
-
-    monkeypatch.setattr("remat_solvers.list_solvers", fail)
-    assert ended(capsys, monkeypatch, "solvers") == (130, "")
-    monkeypatch.setattr("remat_solvers.list_solvers", lambda: {}["no"])
-    with pytest.raises(KeyError):
-        ended(capsys, monkeypatch, "solvers")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_every_command_speaks_json():
