@@ -81,7 +81,7 @@ def tradeoff(
 
     check_tradeoff(points, budget or None, solver, limit_seconds, None, None)
     source = _source(model, options)
-    from remat.planning.tradeoffs import (
+    from remat.planning.tradeoff_files import (
         check_picture,
         plot_tradeoff,
         save_tradeoff,

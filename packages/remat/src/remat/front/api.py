@@ -4,7 +4,8 @@ from remat.__about__ import __version__
 from remat.budgets.budget import Budget
 from remat.errors import BudgetError, BudgetWarning, PlanMismatch, RematError
 from remat.front.wrapping import rematerialize
-from remat.planning.tradeoffs import plot_tradeoff, save_tradeoff, tradeoff
+from remat.planning.tradeoff_files import plot_tradeoff, save_tradeoff
+from remat.planning.tradeoffs import tradeoff
 from remat.planning.whole_module import plan
 from remat.report.readable_plan import ReadablePlan as Plan
 from remat_exec import (

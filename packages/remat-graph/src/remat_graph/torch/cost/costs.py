@@ -12,6 +12,7 @@ returns but nothing reads as workspace.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -395,7 +396,5 @@ def _on_meta(facts: TensorFacts) -> torch.Tensor:
 
 
 def _touched_bytes(facts: TensorFacts) -> int:
-    elements = 1
-    for size, stride in zip(facts.shape, facts.stride, strict=True):
-        elements *= size if stride else 1
-    return elements * facts.dtype.itemsize
+    pairs = zip(facts.shape, facts.stride, strict=True)
+    return math.prod(size for size, stride in pairs if stride) * facts.dtype.itemsize
