@@ -1,4 +1,4 @@
-"""NumPy in a forward: its numbers are Python's in a graph, and its arrays are no part of one."""
+"""NumPy in a forward: its numbers are Python's in a graph; its arrays and types are in none."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ NUMBERS: dict[str, Use] = {
     "as a type": lambda m, x: x * torch.arange(m.width)[:1] * torch.full((8,), m.scale),
     "as sizes": lambda m, x: x[:, :6].reshape(-1, m.width, 2) * x[:, : m.width].mean(),
     "as alpha": lambda m, x: torch.add(x, IDS, alpha=m.width),
-    "as a branch": lambda m, x: x if m.flag and m.scale > 1 else -x,
+    "as a branch": lambda m, x: x if m.scale > 1 else -x,
     "as a share": lambda m, x: x * (IDS / m.width),
     "of numbers": lambda m, x: x / np.sqrt(8) + IDS * np.log(3.0) * np.maximum(m.scale, 2),
     "counted": lambda m, x: x[:, : int(np.ceil(7 / 2))] * int(np.prod([2, 3])),
@@ -52,6 +52,11 @@ ARRAYS: dict[str, Use] = {
     "percentile": lambda m, x: x.clamp(max=float(np.percentile(x.detach().numpy(), 90))),
     "triangle": lambda m, x: x[np.tril_indices(4)],
     "one of them": lambda m, x: x * (IDS * m.table[3]),
+    "not a flag": lambda m, x: x * 2 if ~m.flag else x * (m.flag + m.flag),
+    "of what type": lambda m, x: x if isinstance(m.width, int) else -x * round(m.scale * 1.5, 1),
+    "what it has": lambda m, x: x if hasattr(m.width, "dtype") else -x,
+    "its own attributes": lambda m, x: x * m.scale.astype(np.float32) * m.width.item(),
+    "is it a number": lambda m, x: x if np.isnan(m.scale) else -x,
     "its spread": lambda m, x: x / x.detach().numpy().std(),
     "tensor of a number": lambda m, x: x * torch.tensor(np.sqrt(8)) * torch.tensor([m.scale] * 8),
 }
@@ -90,7 +95,7 @@ def test_numbers_are_part_of_one_graph(use: Use) -> None:
 
 
 @pytest.mark.parametrize("use", ARRAYS.values(), ids=ARRAYS)
-def test_arrays_are_numpys(use: Use) -> None:
+def test_arrays_and_what_is_asked_of_numbers_are_numpys(use: Use) -> None:
     compared(use, [torch.randn(8, 8) for _ in range(2)])
 
 

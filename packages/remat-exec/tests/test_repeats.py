@@ -95,7 +95,12 @@ def counts(model, x):
     return x
 
 
-@pytest.mark.parametrize("within", [decides, counts])
+def counts_first(model, x):
+    model.seen.add_(1)
+    return x * model.seen.mean()
+
+
+@pytest.mark.parametrize("within", [decides, counts, counts_first])
 def test_a_forward_that_would_give_something_else_is_not_run_again(within):
     x = batch()
     left, right = Planned(made(within), x)(x)
@@ -141,6 +146,7 @@ def test_inputs_may_be_let_go_of_if_they_are_held(holds):
         (lambda module, x: module.enter.weight.detach().mul_(2), BackwardError),
         (lambda module, x: x.add_(1), BackwardError),
         (lambda module, x: module.trunk[0].bias.data.mul_(2), MemoryChanged),
+        (lambda module, x: x.numpy().fill(2), MemoryChanged),
     ],
 )
 def test_what_changed_meanwhile_is_seen(change, error):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -21,7 +21,7 @@ import torch
 
 from remat_exec.errors import BackwardError, MemoryChanged
 
-__all__ = ["changed", "check", "check_same", "checksum", "note"]
+__all__ = ["changed", "check", "checksum", "note"]
 
 _ROW = 4096  # words
 _ROWS = 256  # that are multiplied at a time, where that takes memory
@@ -57,23 +57,6 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
             f"{list(tensors[name].shape)}, in its code); run backward before, or give the "
             f"model, or change, a copy (tensor.clone())"
         )
-
-
-def check_same(before: dict[str, Any], after: dict[str, Any], names: Iterable[str]) -> None:
-    """See that tensors have the checksums, where both were noted, that they had before.
-
-    Raises:
-        MemoryChanged: naming the first that has not.
-    """
-    noted = [name for name in names if _key(name) in before and _key(name) in after]
-    sums = (tuple(states[_key(name)] for name in noted) for states in (before, after))
-    for name, equal in zip(noted, _are_equal(*sums), strict=True):
-        if not equal:
-            raise MemoryChanged(
-                f"an input, a parameter or a buffer ({name}) was written to since the forward "
-                f"where torch does not count it, as through .data, numpy or DLPack, and another "
-                f"backward runs the forward again; run it before"
-            )
 
 
 def changed(before: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> list[str]:

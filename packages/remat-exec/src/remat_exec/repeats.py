@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from remat_exec.checksums import check_same
+from remat_exec.checksums import changed, checksum
 from remat_exec.drawing import at_state, read_state
-from remat_exec.errors import BackwardError
+from remat_exec.errors import BackwardError, MemoryChanged
 from remat_graph.torch import Program, forward_runs_again
 
 __all__ = ["Repeat", "Repeats", "keeps_graph"]
@@ -53,16 +53,20 @@ class Repeat:
         self.is_kept, self.planned_bytes = False, planned.given_bytes
         self._program, self._held = program, list(bound) if planned.holds_inputs else []
         self._given: list[tuple[Any, int]] = []
+        self._names = (*(item.variable for item in program.inputs), *program.constants)
         self._items = [weakref.ref(i) if isinstance(i, torch.Tensor) else i for i in bound]
         devices = {call.random for call in program.calls.values() if call.random is not None}
         self._states = {device: read_state(device) for device in sorted(devices, key=str)}
         self._versions: list[int | None] = []
+        self._sums: dict[str, Any] | None = None
 
     def begin_backward(self) -> None:
         """See whether the backward that begins keeps the graph."""
         self.is_kept = keeps_graph()
         if not self.is_kept:
             self._held = []
+        elif self._sums is None:
+            self._note_sums()
 
     def see_given(self, gradients: Sequence[torch.Tensor | None]) -> None:
         """See what a backward gives out, if another one may follow."""
@@ -75,9 +79,20 @@ class Repeat:
         """Sum what was given out and is still held."""
         return sum(size for storage, size in self._given if not storage.expired())
 
-    def note_versions(self, bound: Sequence[Any]) -> None:
+    def note(self, bound: Sequence[Any]) -> None:
         """See what the inputs are once the forward has written to some of them."""
         self._versions = [getattr(item, "_version", None) for item in bound]
+        if self._held:
+            self._note_sums()
+
+    def _note_sums(self) -> None:
+        """Keep checksums of the inputs: in the first step from where it is seen that it matters."""
+        self._sums = {name: checksum(tensor) for name, tensor in self._tensors().items()}
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        refs = zip(self._names, self._items, strict=True)
+        found = ((name, item()) for name, item in refs if isinstance(item, weakref.ref))
+        return {name: tensor for name, tensor in found if tensor is not None}
 
     def inputs(self) -> list[Any]:
         """Give the inputs as they were, with copies of what the forward writes to.
@@ -91,11 +106,9 @@ class Repeat:
                 "and it decides something (topk, argmax, ...), sends something or reads a buffer "
                 f"that it writes; {_INSTEAD}"
             )
-        inputs = self._program.inputs
         targets = {write.target for write in self._program.writes.values()}
-        names = (*(item.variable for item in inputs), *self._program.constants)
         found = []
-        for name, item, version in zip(names, self._items, self._versions, strict=True):
+        for name, item, version in zip(self._names, self._items, self._versions, strict=True):
             tensor: Any = item() if isinstance(item, weakref.ref) else item
             if isinstance(item, weakref.ref) and tensor is None:
                 raise BackwardError(
@@ -108,17 +121,13 @@ class Repeat:
                     f"a second backward runs again; run it before changing it"
                 )
             found.append(tensor.clone() if name in targets else tensor)
+        for name in changed(self._sums or {}, self._tensors()):
+            raise MemoryChanged(
+                f"{name}, a parameter, an input or a buffer, was written to where torch does not "
+                f"count it, as through .data, numpy or DLPack, and a second backward runs the "
+                f"forward again; run it before"
+            )
         return found
-
-    def check_same(self, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """See that the forward had the same inputs, by the states that it left each time.
-
-        Raises:
-            MemoryChanged: if it had not.
-        """
-        targets = {write.target for write in self._program.writes.values()}
-        names = (item.variable for item in self._program.inputs if item.variable not in targets)
-        check_same(before, after, names)
 
     def drawing(self) -> AbstractContextManager[None]:
         """Draw as the forward did, and put the generators back."""

@@ -74,22 +74,26 @@ def _can_run_again(program: Program, ops: tuple[str, ...]) -> bool:
 def forward_runs_again(program: Program) -> bool:
     """Whether the forward half gives the same once it has run: nothing in it decides or is sent.
 
-    What it overwrites may be read by what is written alone, and by a batch norm in training.
+    What it overwrites may be read by what is written alone, which nothing else reads, and by a
+    batch norm in training.
     """
     storage = program.storage
     targets = {storage[write.target] for write in program.writes.values()}
     written = {storage[write.variable] for write in program.writes.values()}
     forward = [program.calls.get(op) for op in program.order[: program.order.index(LOSS)]]
-    return all(
-        may_run_again(call.target, call.body)
-        and (
-            not targets & _read(program, call)
-            or call.target in _UPDATES
-            or _made(program, call) <= written
-        )
-        for call in forward
-        if call is not None
-    )
+    made_anew: set[str] = set()  # of what was there before: another time it would be another
+    for call in forward:
+        if call is None:
+            continue
+        if not may_run_again(call.target, call.body):
+            return False
+        if targets & _read(program, call):
+            if call.target not in _UPDATES and not _made(program, call) <= written:
+                return False
+            made_anew |= _made(program, call) & written
+    read = {storage[name] for name in program.handed}
+    read |= {value for call in program.calls.values() for value in _read(program, call)}
+    return not made_anew & read
 
 
 def with_deferred(program: Program, positions: frozenset[int]) -> Program:

@@ -25,7 +25,8 @@ from torch._dynamo.variables.tensor import SymNodeVariable
 
 __all__ = ["NumpyValues"]
 
-_NUMBERS = np.float64, np.int64, np.bool_
+_NUMBERS = np.float64, np.int64
+_ASKING = isinstance, type, hasattr, getattr, repr, round
 _FUNCTIONS = (
     np.prod, np.sum, np.mean, np.max, np.min, np.round, np.around, np.clip, np.float64, np.int64,
 )  # fmt: skip
@@ -85,6 +86,20 @@ class NumpyValues:
 
         return call_function
 
+    def ask(self, original: Any) -> Any:
+        """Leave a frame as it is that asks what a number is, of which Python's is another."""
+
+        def call_function(self_: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+            asking = self_.as_python_constant()
+            if args and asking in _ASKING and _is_number(args[0].realize()) and self._met:
+                raise SkipFrame(
+                    f"it calls {asking.__name__} of a number, and uses numbers of NumPy, which are "
+                    f"Python's in a graph"
+                )
+            return original(self_, tx, args, kwargs)
+
+        return call_function
+
     def watch(self, original: Any) -> Any:
         """Break the graph at what is computed of arrays.
 
@@ -126,6 +141,12 @@ def _of_sizes(function: Any, argument: Any, tx: Any) -> Any:
         if all(each.python_type() is int for each in items):
             return reduce(lambda one, other: times.call_function(tx, [one, other], {}), items)
     return None
+
+
+def _is_number(variable: Any) -> bool:
+    if isinstance(variable, ConstantVariable):
+        return type(variable.value) in (int, float)
+    return isinstance(variable, SymNodeVariable)
 
 
 def _has_float(args: Any) -> bool:

@@ -20,6 +20,7 @@ from torch._dynamo.variables import (
     ConstantVariable,
     TensorVariable,
     builder,
+    builtin,
     higher_order_ops,
     misc,
 )
@@ -32,6 +33,7 @@ __all__ = ["patched"]
 
 _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _TORCH_FUNCTIONS = torch.nn.functional.__file__
+_BUILTINS = "BuiltinVariable", "GetAttrBuiltinVariable", "HasAttrBuiltinVariable"  # torch 2.13
 _CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks at every such leaf
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
@@ -69,6 +71,9 @@ def patched(
         (symbolic_convert, "get_funcname", _named_in_logs),
         (guards, "profile_guard_manager", lambda _: lambda *rest: 0.0),  # empties the CPU's caches
     )
+    for kind in _BUILTINS:
+        if hasattr(builtin, kind):
+            changes += ((getattr(builtin, kind), "call_function", of_numpy.ask),)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
         changes += ((output_graph.OutputGraph, _CHECK_LEAVES, _leave_out_leaves),)
     before = [getattr(owner, name) for owner, name, _ in changes]
