@@ -110,3 +110,33 @@ def test_an_input_that_nobody_holds_is_held_from_the_next_forward_on() -> None:
         second.backward()
     for x, *rest in others:
         in_turn(model, (x * 1, *rest))
+
+
+class Words(nn.Module):
+    """Returns a loss, another one beside it, and logits that are larger than all else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.trunk = nn.Embedding(500, 32), nn.Linear(32, 32)
+
+    def forward(self, words: torch.Tensor) -> dict[str, torch.Tensor]:
+        x = gelu(self.trunk(self.words(words)))
+        logits = x @ self.words.weight.T
+        loss = cross_entropy(logits.flatten(0, 1), words.flatten())
+        return {"loss": loss, "aux_loss": x.square().mean(), "logits": logits}
+
+
+def test_losses_beside_logits_are_planned_for_before_the_first_backward() -> None:
+    model, words = Words(), torch.randint(500, (8, 24))
+    with measure_peak() as peak:
+        returned = model(words)
+        (returned["loss"] + returned["aux_loss"]).backward()
+    del returned
+    model.zero_grad()
+    planned = remat.rematerialize(model, budget=int(0.85 * peak.peak_bytes), limit_seconds=0.2)
+    for _ in range(2):
+        planned.zero_grad()
+        with measure_peak() as peak:
+            returned = planned(words)
+            (returned["loss"] + returned["aux_loss"]).backward()
+        assert peak.peak_bytes <= planned.plan.budget_bytes

@@ -193,10 +193,10 @@ def capture_region(
 
     Such are the graphs that TorchDynamo makes: parameters and buffers are inputs like any other.
     Inputs that are no tensors are taken to be the same at each call. The function returns a
-    sequence, of tensors or `None`. With `loss_alone` and one differentiable scalar among several
-    outputs, that one is taken to be the loss, and the gradients of the others to be missing. `real`
-    is what is known of layouts that differ from those of fake tensors, and is added to; without it
-    nothing is run.
+    sequence, of tensors or `None`. With `loss_alone` and differentiable scalars among the outputs,
+    those are taken to be losses, and the gradients of the others to be missing. `real` is what is
+    known of layouts that differ from those of fake tensors, and is added to; without it nothing is
+    run.
 
     Raises:
         CaptureError: if it is no static graph, nothing it returns depends on a tensor that
@@ -255,7 +255,7 @@ def capture_joint(
             "nothing that the region returns depends on a tensor that requires a gradient; "
             "there is no backward pass to plan"
         )
-    missing = _all_but_scalar(joint) if loss_alone else frozenset()
+    missing = _all_but_scalars(joint) if loss_alone else frozenset()
     with own_modes():
         return finish(joint, missing, costs, {}, structure, real, dry, repeats)
 
@@ -335,11 +335,9 @@ def _all_but_loss(joint: Joint, structure: Structure) -> frozenset[int]:
     return frozenset()
 
 
-def _all_but_scalar(joint: Joint) -> frozenset[int]:
-    """Find the differentiable outputs beside the only one that is a scalar, if one is."""
+def _all_but_scalars(joint: Joint) -> frozenset[int]:
+    """Find the differentiable outputs beside those that are scalars, if any are."""
     returned = returned_nodes(joint)
     differentiable = set(joint.tangents.values())
-    scalars = [node for node in differentiable if node.meta["val"].ndim == 0]
-    if len(scalars) != 1:
-        return frozenset()
-    return frozenset(returned.index(node) for node in differentiable if node is not scalars[0])
+    scalars = {node for node in differentiable if node.meta["val"].ndim == 0}
+    return frozenset(returned.index(node) for node in differentiable - scalars if scalars)
