@@ -176,3 +176,13 @@ def test_gradients_that_are_held_count():
         else:
             with pytest.raises(BudgetExceeded, match=f"{given:,} are held"):
                 (left.sum() + right.sum()).backward()
+
+
+def test_outputs_that_are_gone_are_so_in_each_backward():
+    x, seen = batch(), []
+    planned = Planned(made(), x)
+    planned.options = {"started": lambda _, released: seen.append(released)}
+    left, right = (output.sum() for output in planned(x))
+    left.backward(retain_graph=True)
+    right.backward()
+    assert seen == [frozenset({0, 1})] * 2

@@ -75,6 +75,7 @@ class StepRun:
         self._read_until_final: dict[str, tuple[torch.Tensor, int]] = {}
         self._final: dict[str, torch.Tensor] = {}
         self._handed: dict[int, StorageWeakRef] = {}
+        self._released: frozenset[int] = frozenset()
         self._names: tuple[str, ...] = ()
         self._droppable: dict[str, Any] = {}
         self._is_lean = False
@@ -215,15 +216,16 @@ class StepRun:
 
         `node` is that of the forward in autograd's graph.
         """
-        self.started = True
+        is_first, self.started = not self.started, True
         if self._repeat is not None:
             self._repeat.begin_backward()
         executable = self.executable
         missing = frozenset(p for p in executable.differentiable if gradients[p] is None)
         released_outputs = executable.capture.released_outputs
         if self.observers.started is not None:
-            released_outputs = self._released_outputs(saved)
-            self._handed = {}
+            if is_first:
+                self._released, self._handed = self._released_outputs(saved), {}
+            released_outputs = self._released
             self.observers.started(missing, released_outputs)
         if self._is_lean and executable.low_memory_plan is not None:
             executable = executable.low_memory_plan
