@@ -186,3 +186,21 @@ def test_outputs_that_are_gone_are_so_in_each_backward():
     left.backward(retain_graph=True)
     right.backward()
     assert seen == [frozenset({0, 1})] * 2
+
+
+def test_what_others_drew_during_the_forward_is_seen():
+    x = batch()
+    planned = Planned(made(), x)
+    code = planned.executable.code
+    forward = code.forward
+
+    def disturbed(inputs, states):
+        torch.rand(1)  # as another thread would
+        return forward(inputs, states)
+
+    vars(code)["_functions"] = (disturbed, code.backward)
+    left, right = planned(x)
+    vars(code)["_functions"] = (forward, code.backward)
+    left.sum().backward(retain_graph=True)
+    with pytest.raises(BackwardError, match="another thread drew"):
+        right.sum().backward()

@@ -8,8 +8,8 @@ the user's to hold, and the state of a generator is a few bytes outside the devi
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -57,6 +57,7 @@ class Repeat:
         self._items = [weakref.ref(i) if isinstance(i, torch.Tensor) else i for i in bound]
         devices = {call.random for call in program.calls.values() if call.random is not None}
         self._states = {device: read_state(device) for device in sorted(devices, key=str)}
+        self._after: dict[torch.device, int] = {}
         self._versions: list[int | None] = []
         self._sums: dict[str, Any] | None = None
 
@@ -80,10 +81,14 @@ class Repeat:
         return sum(size for storage, size in self._given if not storage.expired())
 
     def note(self, bound: Sequence[Any]) -> None:
-        """See what the inputs are once the forward has written to some of them."""
+        """See what the inputs are once the forward has written to some of them, and has drawn."""
+        self._after = self._drawn()
         self._versions = [getattr(item, "_version", None) for item in bound]
         if self._held:
             self._note_sums()
+
+    def _drawn(self) -> dict[torch.device, int]:
+        return {device: hash(read_state(device)) for device in self._states}
 
     def _note_sums(self) -> None:
         """Keep checksums of the inputs: in the first step from where it is seen that it matters."""
@@ -129,6 +134,18 @@ class Repeat:
             )
         return found
 
-    def drawing(self) -> AbstractContextManager[None]:
-        """Draw as the forward did, and put the generators back."""
-        return at_state(self._states)
+    @contextmanager
+    def drawing(self) -> Iterator[None]:
+        """Draw as the forward did, and put the generators back.
+
+        Raises:
+            BackwardError: if others drew at the same time, so that the same cannot be drawn.
+        """
+        with at_state(self._states):
+            yield
+            if self._drawn() != self._after:
+                raise BackwardError(
+                    "a second backward cannot draw the same random numbers again: another thread "
+                    "drew from torch's generators at the same time; give what that thread runs a "
+                    "torch.Generator of its own"
+                )

@@ -159,10 +159,11 @@ def warn_exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
         under_way.warned = True
     what, _, instead = str(error).partition("; ")
     then = "from the next forward on it is planned for, within the budget"
-    room_left = True
-    if under_way is not None and isinstance(error, RepeatExceeded):
-        room_left = under_way.region.leave_room(error.given_bytes)
-    if not room_left:
+    if (
+        under_way is not None
+        and isinstance(error, RepeatExceeded)
+        and not under_way.region.leave_room(error.given_bytes)
+    ):
         then = "no plan that was found has room for them"
     if "outputs=" in instead:
         then = f"to stay within the budget, {instead}"
