@@ -40,3 +40,12 @@ def traces(monkeypatch):
 
         monkeypatch.setattr(module, "trace_region", counted)
     return traced
+
+
+@pytest.fixture(scope="module")
+def kernels_compiled_here():
+    """Compile groups in this process."""
+    from integration_cases.kernels import compiled_here
+
+    with compiled_here():
+        yield
