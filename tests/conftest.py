@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -49,3 +50,11 @@ def kernels_compiled_here():
 
     with compiled_here():
         yield
+
+
+@pytest.fixture
+def _no_record_stays():
+    """A model that is gone leaves no profiler running, whatever came of its last step."""
+    yield
+    gc.collect()
+    assert not torch._C._autograd._profiler_enabled()
