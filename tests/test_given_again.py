@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+from integration_cases.kernels import compiled_here
 from torch import nn
 
 import remat
@@ -14,7 +15,10 @@ from remat_graph.torch.capturing.ways import Ways
 WIDTH = 32
 
 
-pytestmark = pytest.mark.usefixtures("kernels_compiled_here")
+@pytest.fixture(autouse=True, scope="module")
+def _here():
+    with compiled_here():
+        yield
 
 
 class Perceptrons(nn.Module):

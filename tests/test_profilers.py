@@ -1,6 +1,7 @@
 """Profilers and debuggers of the user's, at every moment of steps that are recorded."""
 
 import cProfile
+import gc
 import sys
 import tracemalloc
 
@@ -14,7 +15,12 @@ ROWS, WIDTH = 256, 32
 MOMENTS = ("before", "between", "forward", "within the backward", "backward", "optimizer")
 
 
-pytestmark = pytest.mark.usefixtures("_no_record_stays")
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """No profiler is left running."""
+    yield
+    gc.collect()
+    assert not torch._C._autograd._profiler_enabled()
 
 
 class Layers(nn.Module):

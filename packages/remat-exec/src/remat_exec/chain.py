@@ -94,8 +94,9 @@ class _ForwardFunction(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         if torch.is_grad_enabled():  # the graph that create_graph asks for would miss this part
             raise SecondDerivative(
-                "create_graph=True asks for a gradient of a gradient, which a plan does not give; "
-                "run the original module for it"
+                "create_graph=True asks for a gradient of a gradient, which a plan does not give. "
+                "Let the forward ask for it by torch.autograd.grad, in a module that calls this "
+                "one, and rematerialize that; or run the original module for it"
             )
         if any(_is_batched(gradient) for gradient in gradients):
             raise BackwardError(

@@ -1,13 +1,59 @@
 """What a captured graph says of a module: roles, sharing, order; and what capture leaves alone."""
 
+import inspect
 import random
 
+import pytest
 import torch
-from graph_cases.captured import Block, Made, batch, captured, targets
 from torch import nn
 
 from remat_graph import Stage
-from remat_graph.torch import capture, read_call
+from remat_graph.torch import DEVICES, CaptureError, DeviceSpec, capture, read_call
+from remat_graph.torch.cost import devices
+
+
+class Block(nn.Module):
+    def __init__(self, width=8):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.layer = nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + torch.tanh(self.layer(self.norm(x)))
+
+
+class Made(nn.Module):
+    """A module with the given forward and parts."""
+
+    def __init__(self, forward, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            if isinstance(part, torch.Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+        self.made = forward
+
+    def forward(self, *args, **kwargs):
+        return self.made(self, *args, **kwargs)
+
+
+def captured(forward, *args, costs="estimate", kwargs=None, **parts):
+    parts.setdefault("layer", nn.Linear(4, 4))
+    return capture(Made(forward, **parts), args, kwargs, costs=costs)
+
+
+def batch():
+    return torch.rand(3, 4)
+
+
+def targets(captured):
+    return [str(call.target) for call in captured.program.calls.values()]
+
+
+@pytest.fixture(scope="module")
+def blocks():
+    return capture(nn.Sequential(*(Block() for _ in range(4))), (torch.rand(5, 8),))
 
 
 def test_forward_ops_come_before_the_loss_and_backward_ops_after(blocks):
@@ -194,6 +240,83 @@ def test_parts_without_gradients_have_no_backward():
     assert not any("exp" in name for name in names)
 
 
+def test_in_place_operators_become_pure_ones():
+    def forward(m, x):
+        y = m.layer(x)
+        y.mul_(2)
+        y[:, 0] = 1.0
+        return y.relu_()
+
+    found = captured(forward, batch())
+    for call in found.program.calls.values():
+        assert not str(call.target._schema.name).endswith("_")
+
+
+def test_a_buffer_is_written_once_at_the_end_of_the_forward():
+    def forward(m, x):
+        m.mean.add_(x.mean(0))
+        y = m.layer(x) + m.mean
+        m.mean.mul_(0.5)
+        return y
+
+    found = captured(forward, batch(), mean=torch.zeros(4))
+    ((name, write),) = found.program.writes.items()
+    role = {i.variable: (i.kind, i.key) for i in found.program.inputs}
+    assert role[write.target] == ("buffer", "mean")
+    graph = found.graph
+    op = graph.ops[graph.op_index[name]]
+    assert op.stage is Stage.FORWARD
+    assert not op.replayable
+    reads = [n for n, c in found.program.calls.items() if write.target in c.reads]
+    assert set(op.order_after) >= {n for n in reads if n not in found.program.backward_ops}
+
+
+def test_a_replaced_buffer_is_written_in_place():
+    def forward(m, x):
+        m.mean = 0.9 * m.mean + x.mean(0).detach()
+        return m.layer(x)
+
+    module = Made(forward, layer=nn.Linear(4, 4), mean=torch.zeros(4))
+    before = module.mean
+    found = capture(module, (batch(),), costs="estimate")
+    assert len(found.program.writes) == 1
+    assert module.mean is before
+    assert not before.any()
+
+
+def test_batch_norm_is_replayed_without_its_statistics():
+    module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Tanh())
+    found = capture(module, (batch(),), costs="estimate")
+    (norm,) = (c for c in found.program.calls.values() if "batch_norm_legit" in str(c.target))
+    assert "no_stats" in str(norm.replay.target)
+    assert len(norm.replay.results) == 3
+    assert len(found.program.writes) == 3
+    (op,) = (op for op in found.graph.ops if "batch_norm_legit" in op.name)
+    assert op.replayable
+
+
+def test_batch_norm_whose_statistics_are_read_is_not_replayed():
+    def forward(m, x):
+        return torch.tanh(m.norm(m.layer(x)) * m.norm.running_var)
+
+    found = captured(forward, batch(), norm=nn.BatchNorm1d(4))
+    (op,) = (op for op in found.graph.ops if "batch_norm_legit" in op.name)
+    assert not op.replayable
+
+
+def test_a_changed_input_that_backward_reads_is_copied_first():
+    def forward(m, x, state):
+        y = m.layer(x) * state.clone()
+        state.add_(1)
+        return y
+
+    found = captured(forward, batch(), torch.rand(3, 4))
+    assert "aten.clone.default" in targets(found)
+    (write,) = found.program.writes.values()
+    backward = [found.program.calls[n] for n in found.program.backward_ops if n != "loss"]
+    assert not any(write.target in call.reads for call in backward)
+
+
 def test_gradients_never_share_a_buffer():
     found = captured(
         lambda m, x: x + m.a + m.b, batch(),
@@ -202,6 +325,148 @@ def test_gradients_never_share_a_buffer():
     storages = [found.program.storage[g] for g in found.program.gradients.values()]
     assert len(set(storages)) == len(storages) == 2
     assert not set(storages) & {found.program.storage[t] for t in found.program.tangents}
+
+
+def test_a_loss_in_the_output_is_taken_to_be_differentiated():
+    def forward(m, x):
+        y = m.layer(x)
+        return {"loss": y.square().mean(), "logits": y}
+
+    found = captured(forward, batch())
+    assert len(found.program.tangents) == 1
+    assert len(found.missing) == 1
+    both = captured(lambda m, x: {"cost": m.layer(x).mean(), "logits": m.layer(x)}, batch())
+    assert both.missing == frozenset()
+
+
+def heads(m, x):
+    h = torch.tanh(m.layer(x))
+    return m.left(h), m.right(h)
+
+
+def test_a_variant_leaves_out_what_autograd_leaves_none():
+    module = Made(heads, layer=nn.Linear(4, 4), left=nn.Linear(4, 2), right=nn.Linear(4, 3))
+    found = capture(module, (batch(),), costs="estimate")
+    names = {item.variable: item.key for item in found.program.inputs}
+    everything = {names[v] for v in found.program.gradients}
+    assert {"left.weight", "right.weight", "layer.weight"} <= everything
+    for missing, unused in ((0, "left"), (1, "right")):
+        variant = found.variant(frozenset({missing}))
+        assert variant.missing == {missing}
+        given = {names[v] for v in variant.program.gradients}
+        assert given == everything - {f"{unused}.weight", f"{unused}.bias"}
+        assert len(variant.graph.ops) < len(found.graph.ops)
+        outputs = torch.autograd.grad(
+            module(batch())[1 - missing].sum(), list(module.parameters()), allow_unused=True
+        )
+        autograd = {n for (n, _), g in zip(module.named_parameters(), outputs, strict=True)
+                    if g is not None}  # fmt: skip
+        assert given == autograd
+
+
+def test_a_variant_keeps_the_forward():
+    found = captured(heads, batch(), left=nn.Linear(4, 2), right=nn.Linear(4, 3))
+    variant = found.variant(frozenset({0}))
+    boundary = found.graph.boundary_index
+    assert [op.name for op in found.graph.ops[:boundary]] == [
+        op.name for op in variant.graph.ops[: variant.graph.boundary_index]
+    ]
+    with pytest.raises(CaptureError, match="none of the module's outputs gets a gradient"):
+        found.variant(frozenset({0, 1}))
+
+
+@pytest.mark.parametrize("costs", ["measure", "estimate"])
+def test_costs_are_there_for_every_op_and_not_negative(costs):
+    module = nn.Sequential(Block(), nn.Dropout(), nn.BatchNorm1d(8))
+    graph = capture(module, (torch.rand(5, 8),), costs=costs).graph
+    assert graph.time > 0
+    for op in graph.ops:
+        assert op.time >= 0
+        assert op.workspace_bytes >= 0
+        if op.name not in ("loss",) and not op.name.startswith("write_"):
+            assert op.time > 0
+
+
+def test_equivalent_ops_cost_the_same(blocks):
+    costs = {}
+    for op in blocks.graph.ops:
+        if op.equivalence is not None:
+            costs.setdefault(op.equivalence, set()).add((op.time, op.workspace_bytes))
+    assert all(len(found) == 1 for found in costs.values())
+
+
+def test_a_faster_device_is_estimated_to_take_less_time():
+    def time_on(factor):
+        spec = DeviceSpec("x", factor * 1e9, factor * 2e9, factor * 1e9, 1e-6 / factor)
+        return captured(lambda m, x: torch.tanh(m.layer(x)), batch(), costs=spec).graph.time
+
+    assert time_on(10) < time_on(1) < time_on(0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "flops", "half_flops"),
+    [
+        ("h100", 0.776 * 132 * 128 * 2 * 1.98e9, 0.776 * 132 * 4096 * 1.83e9),
+        ("a100", 108 * 64 * 2 * 1.41e9, 108 * 2048 * 1.41e9),
+        ("l4", 7424 * 2 * 2.04e9, 4 * 7424 * 2 * 2.04e9),
+        ("4090", 16384 * 2 * 2.52e9, 2 * 16384 * 2 * 2.52e9),
+        ("mi300x", 304 * 256 * 2.1e9, 304 * 2048 * 2.1e9),
+    ],
+)
+def test_the_rates_of_a_device_are_those_of_its_units_and_clock(name, flops, half_flops):
+    spec = DEVICES[name]
+    assert (spec.flops_per_second, spec.half_flops_per_second) == (
+        pytest.approx(flops, rel=0.003),
+        pytest.approx(half_flops, rel=0.003),
+    )
+
+
+def test_every_device_names_its_source():
+    before, *rest = inspect.getsource(devices).partition("MappingProxyType(\n")[2].split("_spec(")
+    told = [before, *rest[:-1]]
+    assert len(told) == len(DEVICES)
+    assert all("# https://" in text for text in told)
+
+
+def test_halves_are_faster_where_the_device_is():
+    def time_of(dtype):
+        spec = DeviceSpec("x", 1.0, 100.0, 1e12, 0.0)
+        layer = nn.Linear(4, 4).to(dtype)
+        return captured(
+            lambda m, x: m.layer(x), batch().to(dtype), layer=layer, costs=spec
+        ).graph.time
+
+    assert time_of(torch.bfloat16) == pytest.approx(time_of(torch.float32) / 100, rel=1e-3)
+
+
+def test_attention_is_as_fast_as_its_multiplications():
+    def attend(module, x):
+        return nn.functional.scaled_dot_product_attention(module.layer(x), x, x)
+
+    spec = DeviceSpec("multiplies", 1.0, 1.0, bytes_per_second=1e30, launch_seconds=0.0)
+    x = torch.rand(2, 4, 32, 16)
+    graph = captured(attend, x, layer=nn.Linear(16, 16), costs=spec).graph
+    times = [op.time for op in graph.ops if "attention" in op.name]
+    product = 2 * 2 * 4 * 32 * 32 * 16
+    assert times == [2 * product, 5 * product]
+
+
+@pytest.mark.parametrize("rate", ["flops_per_second", "bytes_per_second"])
+def test_a_device_without_speed_is_refused(rate):
+    rates = dict.fromkeys(("flops_per_second", "half_flops_per_second", "bytes_per_second"), 1.0)
+    with pytest.raises(CaptureError, match=f"{rate}=0"):
+        DeviceSpec("x", **(rates | {rate: 0}), launch_seconds=0.0)
+
+
+def test_estimating_takes_a_model_on_the_meta_device():
+    with torch.device("meta"):
+        module, x = nn.Sequential(Block(1024), nn.Linear(1024, 10)), torch.rand(64, 1024)
+    graph = capture(module, (x,), costs="estimate").graph
+    real = capture(
+        nn.Sequential(Block(8), nn.Linear(8, 10)), (torch.rand(64, 8),), costs="estimate"
+    )
+    assert [op.name for op in graph.ops] == [op.name for op in real.graph.ops]
+    assert max(value.size_bytes for value in graph.values) == 4 * 1024 * 1024
 
 
 def test_measuring_leaves_everything_as_it_was():

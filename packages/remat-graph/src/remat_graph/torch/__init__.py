@@ -56,6 +56,7 @@ from remat_graph.torch.program import (
 from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
+from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was
 from remat_graph.torch.tracing.rnns import draws_otherwise
@@ -123,6 +124,7 @@ __all__ = [
     "capture_region",
     "check_passes",
     "collector_at_rest",
+    "computes_gradients",
     "copied",
     "draws_otherwise",
     "flatten",

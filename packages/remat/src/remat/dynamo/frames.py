@@ -44,6 +44,7 @@ from remat.dynamo.graphs import (
     note_provenance,
     read_graph,
 )
+from remat.dynamo.inner_gradients import TRACED
 from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
@@ -237,7 +238,9 @@ def compile_frames(
         "specialize_float": False,
         "suppress_errors": False,
         "use_numpy_random_stream": True,  # else its random numbers come from torch's generator
-    } | EACH_TENSOR
+        **TRACED,
+        **EACH_TENSOR,
+    }
     if hasattr(config, _KEEPS_FIRST):
         settings[_KEEPS_FIRST] = True
 

@@ -19,6 +19,7 @@ from torch._dynamo.exc import ShortenTraceback
 from torch._dynamo.external_utils import wrap_inline
 from torch._guards import CompileContext
 
+from remat.dynamo.inner_gradients import let_differentiate_again
 from remat_graph import Provenance
 from remat_graph.torch import note, source_of
 
@@ -159,6 +160,7 @@ def let_through(error: Exception) -> Exception:
 
 def read_graph(graph: torch.fx.GraphModule, name: str, first: bool) -> DynamoGraph:
     """Describe a graph; `first` says that the frame is that of the function itself."""
+    let_differentiate_again(graph)
     reason: Any = graph.compile_subgraph_reason
     broken = _describe(reason) if reason.graph_break else None
     return DynamoGraph(graph, name, broken, first and broken is None)

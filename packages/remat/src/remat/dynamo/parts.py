@@ -17,6 +17,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from remat_graph.torch import computes_gradients
+
 __all__ = ["GraphParts", "cut_at"]
 
 Call = Callable[..., Sequence[Any]]
@@ -57,8 +59,11 @@ class GraphParts:
 
 
 def cut_at(graph: fx.GraphModule, outputs: Collection[int]) -> GraphParts | None:
-    """Cut a graph where these of the tensors that it returns are there; `None` if it cannot be."""
-    if not outputs:
+    """Cut a graph where these of the tensors that it returns are there; `None` if it cannot be.
+
+    A graph that computes gradients cannot: autograd has noted nothing of what another part ran.
+    """
+    if not outputs or computes_gradients(graph):
         return None
     nodes = [n for n in graph.graph.nodes if n.op not in ("placeholder", "get_attr", "output")]
     returned = pytree.tree_leaves(graph.graph.output_node().args[0])

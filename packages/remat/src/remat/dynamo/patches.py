@@ -27,6 +27,7 @@ from torch._dynamo.variables import (
 from torch._logging._internal import log_state
 
 from remat.dynamo.drawn_numbers import DrawnNumbers
+from remat.dynamo.inner_gradients import break_at_backward, leave_out_leaves, note_switches
 from remat.dynamo.numpy_values import NumpyValues
 
 __all__ = ["patched"]
@@ -35,6 +36,8 @@ _TORCH_MODULES = str(Path(torch.nn.modules.__file__).parent)
 _TORCH_FUNCTIONS = torch.nn.functional.__file__
 _BUILTINS = "BuiltinVariable", "GetAttrBuiltinVariable", "HasAttrBuiltinVariable"  # torch 2.13
 _CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks at every such leaf
+_BACKWARD = "method_backward"  # traced as `autograd.grad` is, by the same setting
+_OF_FUNCTION = "trace_backward_graph"  # of a custom `autograd.Function`
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -74,8 +77,13 @@ def patched(
     for kind in _BUILTINS:
         if hasattr(builtin, kind):
             changes += ((getattr(builtin, kind), "call_function", of_numpy.ask),)
+    if hasattr(higher_order_ops.AutogradFunctionApplyVariable, _OF_FUNCTION):
+        of_function = higher_order_ops.AutogradFunctionApplyVariable
+        changes += ((of_function, _OF_FUNCTION, note_switches),)
+    if hasattr(TensorVariable, _BACKWARD):
+        changes += ((TensorVariable, _BACKWARD, break_at_backward),)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
-        changes += ((output_graph.OutputGraph, _CHECK_LEAVES, _leave_out_leaves),)
+        changes += ((output_graph.OutputGraph, _CHECK_LEAVES, leave_out_leaves),)
     before = [getattr(owner, name) for owner, name, _ in changes]
     try:
         for (owner, name, change), original in zip(changes, before, strict=True):
@@ -156,50 +164,6 @@ def _named_in_logs(original: Any) -> Any:
     """Find functions' names, for which whole source files are parsed, only if a log shows them."""
     is_on: Callable[[str], bool] = log_state.is_artifact_enabled
     return original if is_on("trace_call") or is_on("trace_source") else lambda *_: None
-
-
-def _leave_out_leaves(original: Any) -> Any:
-    """Leave `requires_grad_()` on a value made in the graph out where it changes no output.
-
-    AOTAutograd drops it, so Dynamo breaks the graph there: in each step of a model with adapters
-    whose embedding has the hook that PEFT and transformers add. It stays a break if a returned
-    value, or that very value, would require no gradient without it.
-    """
-
-    def check(self: Any, returned: Any, tx: Any) -> None:
-        leaves = [
-            variable.as_proxy().node
-            for variable in self.leaf_var_creation_order
-            if isinstance(variable, TensorVariable) and not variable.source
-        ]
-        values = [node.meta["example_value"] for node in leaves]
-        if self.autograd_grad_consumed_grad_fns or not all(
-            _is_same_without(variable, values) for variable in returned
-        ):
-            original(self, returned, tx)
-            return
-        calls = [node for node in self.graph.nodes if node.target == "requires_grad_"]
-        for node in calls:
-            if node.args[0] in leaves:  # between two that allow it and forbid it again
-                for each in (node.next, node, node.prev):
-                    self.graph.erase_node(each)
-
-    return check
-
-
-def _is_same_without(variable: Any, leaves: list[torch.Tensor]) -> bool:
-    """Whether a returned value requires a gradient, or none, whether or not `leaves` do."""
-    if not isinstance(variable, TensorVariable) or not variable.requires_grad:
-        return True
-    waiting = [variable.as_proxy().node.meta["example_value"].grad_fn]
-    seen = {None}
-    while waiting:
-        function = waiting.pop()
-        if function not in seen:
-            seen.add(function)
-            waiting += [following for following, _ in function.next_functions]
-    ends = (getattr(function, "variable", None) for function in seen)
-    return any(end is not None and all(end is not leaf for leaf in leaves) for end in ends)
 
 
 def _tell_of_checkpoint(original: Any, report_break: Callable[[str], None]) -> Any:

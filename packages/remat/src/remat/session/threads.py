@@ -22,6 +22,7 @@ import torch
 
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
+from remat.dynamo.inner_gradients import AskedInputs
 from remat.dynamo.parts import GraphParts
 from remat.dynamo.written_inputs import WrittenInputs
 from remat.errors import BudgetWarning
@@ -49,6 +50,7 @@ class SharedRegion:
     sessions: Callable[[], Sessions]
     is_part: bool = False
     written: WrittenInputs = field(default_factory=WrittenInputs, init=False)
+    asked: AskedInputs = field(init=False)
     counters: Counters = field(init=False)
     _name: str = field(init=False)
     _cut_at: frozenset[int] | None = field(default=None, init=False)
@@ -59,6 +61,7 @@ class SharedRegion:
         if not self.is_part:
             graph = self.dynamo_graph
             self.written = WrittenInputs.of(graph.graph, whole=graph.whole)
+        self.asked = AskedInputs(self.dynamo_graph.graph)
         self.counters = Counters(self.dynamo_graph.graph)
         self._name = name_of(self.dynamo_graph)
         sessions = self.sessions()
@@ -85,6 +88,9 @@ class SharedRegion:
             returned = parts.run(self._regions_of(parts), inputs)
             return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
+            refusal = None if region.runs_as_it_is else self.asked.refusal(inputs)
+            if refusal is not None:
+                _leave(session, region, refusal)
             return session.call(region, inputs)
 
     def split(self, cuts: Cuts, outputs: frozenset[int]) -> bool:
@@ -166,11 +172,7 @@ class Sessions:
             if region is None:
                 region = held.session.add(shared.dynamo_graph, shared.counters)
                 if shared.written.refusal is not None:
-                    why = shared.written.refusal
-                    logger.warning(
-                        "%s runs as it is, its memory is not planned: %s", region.name, why
-                    )
-                    held.session.leave(region, why)
+                    _leave(held.session, region, shared.written.refusal)
                 region.split = functools.partial(_split, weakref.ref(shared), self.cuts)
                 held.regions[shared] = region
             yield held.session, region
@@ -247,6 +249,11 @@ class Sessions:
     def waiting(self, thread: threading.Thread) -> int:
         """Count the calls of a thread that wait for their backward."""
         return sum(len(held.session.step.live) for held in self._all if held.thread is thread)
+
+
+def _leave(session: Session, region: Region, why: str) -> None:
+    logger.warning("%s runs as it is, its memory is not planned: %s", region.name, why)
+    session.leave(region, why)
 
 
 def _split(ref: weakref.ref[SharedRegion], cuts: Cuts, outputs: frozenset[int]) -> bool:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, cast
 
 import torch
@@ -28,6 +28,7 @@ from remat_graph.torch.tracing.as_on_cuda import as_on_cuda
 from remat_graph.torch.tracing.caches import caches_within, tensors_forgotten
 from remat_graph.torch.tracing.data_writes import DataWriter
 from remat_graph.torch.tracing.fakes import StandIns
+from remat_graph.torch.tracing.inner_gradients import HooksRefused
 from remat_graph.torch.tracing.joint import Joint, Key
 from remat_graph.torch.tracing.positions import positions_as_indices
 from remat_graph.torch.tracing.provenance import NotedModules
@@ -194,6 +195,9 @@ class _FlatModule(torch.nn.Module):
         self._hidden: set[int] = set()
         self._left_out: dict[Key, Key] = {}
         self.inputs = [self._stand_ins.of(_as_leaf(tensor)) for tensor in call.tensors]
+        named = itertools.chain(module.named_parameters(), module.named_buffers())
+        self._hooked = {name for name, own in named if own._backward_hooks}
+        self._hooked_inputs = [at for at, own in enumerate(call.tensors) if own._backward_hooks]
         self.output_structure: Structure | None = None
 
     @contextmanager
@@ -313,12 +317,19 @@ class _FlatModule(torch.nn.Module):
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
             elsewhere = nullcontext() if self._capability is None else as_on_cuda(self._capability)
             replaced = _replaced_buffers_written_in_place(self.module)
-            with replaced, RnnInSteps(), elsewhere, positions_as_indices() as check, noted:
+            hooks = self._hooks_refused(tensors)
+            with replaced, RnnInSteps(), hooks, elsewhere, positions_as_indices() as check, noted:
                 result = original_forward(self.module)(*args, **kwargs)
             own = (*self.module.parameters(), *self.module.buffers())
         leaves, self.output_structure = flatten(result)
         check(leaves, (*tensors, *own))
         return leaves
+
+    def _hooks_refused(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+        named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())
+        hooked = {id(own): name for name, own in named if name in self._hooked}
+        hooked |= {id(tensors[at]): f"tensor {at} of its call" for at in self._hooked_inputs}
+        return HooksRefused(hooked) if hooked else nullcontext()
 
 
 def original_forward(module: torch.nn.Module) -> Any:

@@ -8,6 +8,7 @@ is known. The same kernels run in the same order, so the bits are those of eager
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -31,6 +32,26 @@ def _run(grad: torch.Tensor, indices: Indices, size: Sequence[int]) -> torch.Ten
 def _predict(grad: torch.Tensor, _: Indices, size: Sequence[int]) -> torch.Tensor:
     return grad.new_empty(size)
 
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: torch.Tensor) -> None:
+    grad, indices, size = inputs
+    ctx.of_size = None if size else []  # torch takes an empty list for one of tensors
+    ctx.shape, ctx.is_there = grad.shape, [index is not None for index in indices]
+    ctx.save_for_backward(*(index for index in indices if index is not None))
+
+
+def _differentiate(ctx: Any, of_result: torch.Tensor) -> tuple[Any, ...]:
+    """Differentiate again, where the forward computes gradients: what it does for an index."""
+    there = iter(ctx.saved_tensors)
+    indices = [next(there) if is_there else None for is_there in ctx.is_there]
+    zeros = of_result.new_zeros(ctx.shape)
+    of_grad = torch.ops.aten.index_put.default(zeros, indices, of_result, True)
+    return of_grad, [None] * len(indices), ctx.of_size
+
+
+torch.library.register_autograd(
+    "remat::gradient_of_values", _differentiate, setup_context=_keep, lib=_library
+)
 
 gradient_of_values = torch.ops.remat.gradient_of_values.default
 

@@ -31,6 +31,7 @@ from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from remat_graph.torch.repeats.blocks import FEWEST_PERIODS, KEPT_PERIODS, Repeat
+from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.provenance import noted
 
@@ -48,9 +49,10 @@ def shortened(
 ) -> tuple[GraphModule, tuple[Repeat, ...]]:
     """Copy a graph with few of its periods; without a row of them it is the graph itself.
 
-    `inputs` are the placeholders of tensors, with the inputs of the program that they are.
+    `inputs` are the placeholders of tensors, with the inputs of the program that they are. A call
+    that computes a gradient has parts of all periods in it: then all are traced.
     """
-    rows = _Nodes(module.graph, inputs).rows()
+    rows = [] if computes_gradients(module) else _Nodes(module.graph, inputs).rows()
     if not rows:
         return module, ()
     graph = Graph()
