@@ -36,7 +36,7 @@ import functools
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,9 @@ CLOSE = 0.01  # of a peer's peak: less room than this is not worth another plan
 TIMEOUT_SECONDS = 900.0
 
 
-def checkpoint_blocks(model: nn.Module) -> nn.Module:
+def checkpoint_blocks(model: nn.Module, names: Sequence[str] = BLOCKS) -> nn.Module:
     """Checkpoint every block of the model, in place, as a user would."""
-    blocks = [module for module in model.modules() if type(module).__name__ in BLOCKS]
+    blocks = [module for module in model.modules() if type(module).__name__ in names]
     assert blocks
     for block in blocks:
         block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)

@@ -46,6 +46,7 @@ BENCHMARKS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
               ("--quick", "--models", "32,000 words", "--only", "remat, the *")),
     "gpu": (JSON, ("--device", "cpu", "--quick", "--models", "gpt2", "--budgets", "0.8", *JSON)),
     "growth": (JSON, ("--quick", "--shapes", "gpt-2", "--shares", "0.5", *JSON)),
+    "inner_gradients": (JSON, ("--quick", "--rounds", "1", *JSON)),
     "large": ((), ("--quick",)),
     "loops": (JSON, ("--quick", "--only", "gradient accumulation")),
     "monet": (JSON, ("--quick", "--models", "unet")),

@@ -322,6 +322,16 @@ def test_what_breaks_the_graph_is_right(kind):
     assert_as_plain(model, planned, batches_of(model, 3))
 
 
+def test_a_loss_that_is_told_is_measured_on_what_such_a_forward_gives():
+    torch.manual_seed(0)
+    model = Forces()
+    batches = batches_of(model, 2)
+    planned = remat.rematerialize(
+        copy.deepcopy(model), batches[0], budget="1GiB", limit_seconds=0.1, loss=lambda loss: loss
+    )
+    assert_as_plain(model, planned, batches)
+
+
 def test_backward_in_the_forward_calls_the_hooks_of_parameters():
     torch.manual_seed(0)
     model, calls = Backward(), []

@@ -90,16 +90,15 @@ def measure_outside_loss(
 ) -> tuple[LossCost, frozenset[int]]:
     """Measure a loss of the module's outputs, and find the outputs that get no gradient from it.
 
-    The outputs are real ones, made by a forward without gradients and put back as above; the
-    positions are among what the captured program returns.
+    The outputs are real ones, made by a forward without gradients, if it computes none itself, and
+    put back as above; the positions are among what the captured program returns.
 
     Raises:
         LossError: if the loss fails, is no scalar, or depends on none of the outputs.
     """
     program = capture.program
     with _undone(module, args, kwargs, capture) as (forward, _):
-        with torch.no_grad():
-            returned = forward()
+        returned = _run_without_gradients(forward)
         tensors, structure = flatten(returned)
         leaf_by_variable: dict[str, torch.Tensor] = {}
         parts = []
@@ -122,6 +121,15 @@ def measure_outside_loss(
         for position, name in enumerate(program.returned)
         if name in bases.values() and name not in used
     )
+
+
+def _run_without_gradients(forward: Callable[[], Any]) -> Any:
+    """Run a forward without gradients, or with them if it asks for some itself."""
+    try:
+        with torch.no_grad():
+            return forward()
+    except RuntimeError:
+        return forward()
 
 
 @contextmanager
