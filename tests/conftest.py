@@ -1,3 +1,4 @@
+import gc
 import os
 import sys
 from pathlib import Path
@@ -40,3 +41,20 @@ def traces(monkeypatch):
 
         monkeypatch.setattr(module, "trace_region", counted)
     return traced
+
+
+@pytest.fixture(scope="module")
+def kernels_compiled_here():
+    """Compile groups in this process."""
+    from integration_cases.kernels import compiled_here
+
+    with compiled_here():
+        yield
+
+
+@pytest.fixture
+def _no_record_stays():
+    """A model that is gone leaves no profiler running, whatever came of its last step."""
+    yield
+    gc.collect()
+    assert not torch._C._autograd._profiler_enabled()

@@ -19,12 +19,7 @@ LIMIT_SECONDS = 0.1
 WAYS = ("by example", "later", "compiled")
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    """A model that is gone leaves no profiler running, whatever came of its last step."""
-    yield
-    gc.collect()
-    assert not is_recorded()
+pytestmark = pytest.mark.usefixtures("_no_record_stays")
 
 
 def stack(width=64, depth=12):

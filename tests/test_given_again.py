@@ -5,7 +5,6 @@ import functools
 
 import pytest
 import torch
-from integration_cases.kernels import compiled_here
 from torch import nn
 
 import remat
@@ -15,10 +14,7 @@ from remat_graph.torch.capturing.ways import Ways
 WIDTH = 32
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _here():
-    with compiled_here():
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_compiled_here")
 
 
 class Perceptrons(nn.Module):

@@ -1,7 +1,6 @@
 """Profilers and debuggers of the user's, at every moment of steps that are recorded."""
 
 import cProfile
-import gc
 import sys
 import tracemalloc
 
@@ -15,12 +14,7 @@ ROWS, WIDTH = 256, 32
 MOMENTS = ("before", "between", "forward", "within the backward", "backward", "optimizer")
 
 
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    """No profiler is left running."""
-    yield
-    gc.collect()
-    assert not torch._C._autograd._profiler_enabled()
+pytestmark = pytest.mark.usefixtures("_no_record_stays")
 
 
 class Layers(nn.Module):

@@ -1,67 +1,17 @@
 """Recorded steps of several regions: told of, planned by, refused, or not judged at all."""
 
 import copy
-import gc
 import re
-import warnings
 
 import pytest
 import torch
+from integration_cases.between import Between, planned_between, told_by
 from integration_cases.one_step import X, peak_of, run
 from torch import nn
 
 import remat
 
-
-@pytest.fixture(autouse=True)
-def nothing_stays():
-    """A model that is gone leaves no profiler running, whatever came of its last step."""
-    yield
-    gc.collect()
-    assert not is_recorded()
-
-
-def is_recorded():
-    return torch._C._autograd._profiler_enabled()
-
-
-class Between(nn.Module):
-    """Two regions, and code after them that takes memory."""
-
-    def __init__(self):
-        super().__init__()
-        self.enter, self.leave = (
-            nn.Sequential(nn.Linear(32, 128), nn.Tanh(), nn.Linear(128, 32), nn.Tanh())
-            for _ in range(2)
-        )
-        self.taken = 0
-
-    def forward(self, x):
-        x = self.enter(x)
-        torch._dynamo.graph_break()
-        x = self.leave(x)
-        self.take()
-        return x.square().mean()
-
-    @torch.compiler.disable
-    def take(self):
-        torch.empty(self.taken, dtype=torch.uint8)
-
-
-def told_by(act):
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always", remat.BudgetWarning)
-        act()
-    return [str(w.message) for w in found if w.category is remat.BudgetWarning]
-
-
-def planned_between(budget=None, **options):
-    torch.manual_seed(0)
-    model = Between()
-    budget = budget or int(0.9 * peak_of(model))
-    model = remat.rematerialize(model, budget=budget, limit_seconds=0.05, **options)
-    run(model)  # captured and recorded; the next step is planned, and recorded, too
-    return model, budget
+pytestmark = pytest.mark.usefixtures("_no_record_stays")
 
 
 def test_a_step_over_its_budget_is_told_with_its_bytes_and_planned_anew():
@@ -200,20 +150,6 @@ def test_the_first_step_of_another_batch_size_is_told_of_if_it_is_over_the_budge
     assert told_by(lambda: run(model)) == []
 
 
-def test_a_forward_that_no_backward_can_follow_is_recorded_no_further():
-    torch.manual_seed(0)
-    original = Between()
-    budget = int(0.9 * peak_of(original))
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
-    output = model(X)
-    assert is_recorded()
-    del output
-    assert not is_recorded()
-    run(model)
-    run(model)
-    assert peak_of(model) <= budget
-
-
 class Settles(Between):
     """Reads other numbers in its first steps, so that regions are planned in these."""
 
@@ -259,92 +195,6 @@ def test_what_is_made_but_once_does_not_stay_in_the_plan():
             model.taken = 0
         plans.append(model.plan)
     assert plans[0].predicted_peak_bytes == plans[1].predicted_peak_bytes
-
-
-class NoRegions(nn.Module):
-    """Views of a parameter, with a break: there is nothing to plan."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(32))
-
-    def forward(self, x):
-        viewed = self.weight.view(4, 8)
-        torch._dynamo.graph_break()
-        return (viewed.reshape(32) - x).square().mean()
-
-
-def test_a_step_that_calls_no_region_is_not_planned_for():
-    model, plain = remat.rematerialize(NoRegions(), budget="1MiB"), NoRegions()
-    for each in (model, plain):
-        for _ in range(3):
-            run(each)
-    assert torch.equal(model.weight.grad, plain.weight.grad)
-
-
-class Node:
-    def __init__(self, x):
-        self.x, self.me = x, self
-
-
-class TakesANode(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(32, 32)
-
-    def forward(self, node):
-        x = self.layer(node.x)
-        torch._dynamo.graph_break()
-        return x.square().mean()
-
-
-def test_an_argument_may_contain_itself():
-    model = remat.rematerialize(TakesANode(), budget="1MiB", limit_seconds=0.05)
-    for _ in range(3):
-        model(Node(X)).backward()
-    assert model.layer.weight.grad is not None
-
-
-def test_an_evaluation_ends_what_is_recorded():
-    model = remat.rematerialize(Between(), budget="4MiB", limit_seconds=0.05)
-    run(model)
-    assert is_recorded()
-    with torch.no_grad():
-        model(X)
-    assert not is_recorded()
-    loss = model(X)
-    with torch.no_grad():
-        model(X[:8])
-    loss.backward()
-    assert model.enter[0].weight.grad is not None
-
-
-class Fails(Between):
-    """Fails behind its last region at first."""
-
-    bad = True
-
-    @torch.compiler.disable
-    def take(self):
-        if self.bad:
-            raise ValueError("not yet")
-        super().take()
-
-
-def test_steps_after_a_forward_that_failed_are_planned_and_told_of():
-    torch.manual_seed(0)
-    original = Fails()
-    original.bad = False
-    budget = int(0.9 * peak_of(original))
-    original.bad = True
-    model = remat.rematerialize(original, budget=budget, limit_seconds=0.05)
-    with pytest.raises(ValueError, match="not yet"):
-        run(model)
-    model.bad = False
-    for _ in range(3):
-        run(model)
-    assert peak_of(model) <= budget
-    assert model.plan.measured_peak_bytes <= budget
 
 
 class Deep(nn.Module):

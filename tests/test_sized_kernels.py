@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from integration_cases.kernels import compiled_here
 from integration_cases.sized import MODELS
 from torch import nn
 
@@ -16,11 +15,7 @@ from remat_exec import measure_peak
 from remat_graph.torch.fusing import compiling
 from remat_graph.torch.fusing.sized_code import SizedCode
 
-
-@pytest.fixture(autouse=True, scope="module")
-def _here() -> Iterator[None]:
-    with compiled_here():
-        yield
+pytestmark = pytest.mark.usefixtures("kernels_compiled_here")
 
 
 @pytest.fixture

@@ -10,54 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from integration_cases.lengths import Inputs, Language, words
 from integration_cases.sweeps import swept
 from torch import nn
-from torch.nn.functional import cross_entropy, pad, relu, silu
+from torch.nn.functional import relu, silu
 
 import remat
 from remat.planning.task import RunnablePlan
 from remat.session import region_planner
 from remat_exec import codegen, measure_peak
-from remat_graph import Numerics, simulate
-from remat_graph.torch import CallSizes, SizedCapture, SizedRegion, trace_sizes
+from remat_graph import simulate
+from remat_graph.torch import SizedRegion
 from remat_graph.torch.capturing import ways
-from remat_graph.torch.ways import resizing
 from remat_solvers import store_all
-
-WORDS, WIDTH = 1000, 16
-
-
-class Layer(nn.Module):
-    """Causal attention and a feed-forward part."""
-
-    def __init__(self, rate: float = 0.0) -> None:
-        super().__init__()
-        self.norm, self.qkv = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH)
-        self.up, self.down = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.rate = rate
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(self.norm(x)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
-        mixed = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + nn.functional.dropout(mixed.transpose(1, 2).flatten(2), self.rate)
-        return x + self.down(nn.functional.gelu(self.up(x)))
-
-
-class Language(nn.Module):
-    """A language model with shifted labels, some of which are ignored."""
-
-    def __init__(self, *, tied: bool = False, rate: float = 0.0, both: bool = False) -> None:
-        super().__init__()
-        self.words, self.layers = nn.Embedding(WORDS, WIDTH), nn.Sequential(Layer(rate))
-        self.head, self.both = nn.Linear(WIDTH, WORDS, bias=False), both
-        if tied:
-            self.head.weight = self.words.weight
-
-    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> Any:
-        logits = self.head(self.layers(self.words(ids)))
-        shifted = pad(labels[:, 1:], (0, 1), value=-100)
-        loss = cross_entropy(logits.flatten(0, 1), shifted.flatten(), ignore_index=-100)
-        return (loss, logits) if self.both else loss
 
 
 class Gated(nn.Module):
@@ -86,12 +51,6 @@ class Convolutions(nn.Module):
         return self.second(relu(self.first(x))).square().mean()
 
 
-def words(batch: int, length: int, seed: int) -> tuple[torch.Tensor, ...]:
-    generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(0, WORDS, (batch, length), generator=generator)
-    return ids, ids.masked_fill(torch.rand(ids.shape, generator=generator) < 0.2, -100)
-
-
 def as_many_words(length: int, seed: int) -> tuple[torch.Tensor, ...]:
     return words(400 // length, length, seed)
 
@@ -100,7 +59,6 @@ def values(*shape: int, seed: int) -> tuple[torch.Tensor, ...]:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)),)
 
 
-Inputs = tuple[torch.Tensor, ...]
 MODELS: dict[str, tuple[Callable[[], nn.Module], Callable[[random.Random, int], Inputs], float]] = {
     "lengths": (Language, lambda d, at: words(4, d.randint(30, 130), at), 0.35),
     "batches": (Language, lambda d, at: as_many_words(d.randint(30, 130), at), 0.35),
@@ -169,94 +127,6 @@ def test_new_sizes_run_in_slices_within_the_budget_and_right(
         simulated = simulate(planned.capture.graph, planned.plan.schedule)
         assert simulated.peak_bytes <= planned.executable.peak_bytes <= budget
     assert name == "images" or any(planned.capture.sliced for planned in near)
-
-
-def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
-    """Capture calls of a model by one trace with symbols, in the ways that rounding allows.
-
-    The first is traced as it comes, and left out.
-    """
-    found: list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]] = []
-
-    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
-        read: list[tuple[Any, ...]] = []
-        found.append((graph, read))
-
-        def run(*inputs: Any) -> Any:
-            read.append(inputs)
-            return graph(*inputs)
-
-        return run
-
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=noted)
-    for inputs in calls:
-        compiled(*inputs)
-    graph, read = found[1]
-    region = trace_sizes(graph, read[0])
-    captures = [region.capture(inputs, costs="estimate") for inputs in read]
-    return [each.with_alternatives(Numerics.ROUNDING, laid_out=()) for each in captures]
-
-
-@pytest.fixture(scope="module")
-def lengths() -> list[SizedCapture]:
-    """Captures of a language model for lengths that differ."""
-    torch.manual_seed(0)
-    return sizes_of(Language(), *(words(4, n, n) for n in (70, 60, 64, 51, 127, 33)))
-
-
-@pytest.mark.parametrize(("kind", "slices"), [(0, 8), (0, 3), (-1, 8), (1, 4)])
-def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(
-    kind: int, slices: int, lengths: list[SizedCapture]
-) -> None:
-    first, *others = lengths
-    number = kind % len(first.cuts)
-    near = first.in_slices([(number, slices)])
-    for other in others:
-        read_off = near.at(CallSizes(other.symbols, other.leaves))
-        whole = other.in_slices([(number, slices)])
-        assert read_off is not None
-        assert read_off.sliced == near.sliced
-        assert read_off.program == whole.program
-        assert read_off.program.equivalence == whole.program.equivalence
-        assert read_off.program.generic is not None
-        assert [op.name for op in read_off.graph.ops] == [op.name for op in near.graph.ops]
-        unsliced = read_off.unsliced
-        assert unsliced is not None
-        assert unsliced.program == other.program
-
-
-def test_other_backwards_leave_out_what_a_size_leaves_out() -> None:
-    torch.manual_seed(0)
-    calls = [words(2, n, n) for n in (70, 60, 64, 51)]
-    first, *others = [each.without_alternatives() for each in sizes_of(Language(both=True), *calls)]
-    logits = max(
-        first.missing.union(first.program.tangents.values()),
-        key=lambda at: first.deferred_bytes(frozenset({at})),
-    )
-    made = first.variant(frozenset({logits}))
-    assert isinstance(made, SizedCapture)
-    for other in others:
-        read_off = made.at(CallSizes(other.symbols, other.leaves))
-        assert read_off is not None
-        left_out = read_off.with_deferred_outputs(frozenset({logits}))
-        for each in (left_out, read_off):
-            assert each.over_all_outputs.program.deferred == each.program.deferred
-            assert each.over_all_outputs.missing == frozenset()
-        assert left_out.variants_are_read_off
-
-
-@pytest.mark.sweep
-def test_what_rules_do_not_allow_for_a_size_is_not_cut_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(0)
-    first, other, short = sizes_of(Language(), *(words(2, n, n) for n in (70, 60, 52, 3)))
-    near = first.in_slices([(0, 8)])
-    call = CallSizes(other.symbols, other.leaves)
-    assert near.at(CallSizes(short.symbols, short.leaves)) is None  # has six rows
-    assert near.at(call) is not None
-    rules = resizing.placements
-    monkeypatch.setattr(resizing, "placements", lambda *args: rules(*args)[1:])
-    assert near.at(call) is None
 
 
 @pytest.mark.sweep

@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from integration_cases.language import Language
+from integration_cases.sliced_models import MODELS, built
 from integration_cases.sweeps import swept
-from test_slices import MODELS, built
 from torch import nn
 from torch.nn import functional
 

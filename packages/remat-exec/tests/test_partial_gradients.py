@@ -3,32 +3,17 @@
 import functools
 import gc
 import io
-import itertools
-import random
 import warnings
 import weakref
 
 import pytest
 import torch
 from exec_cases.models import Case
+from exec_cases.reading import Reading
 from torch import distributed, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from remat_exec import BackwardError
-
-
-class Reading(nn.Module):
-    """Returns a hidden layer, and what `read` makes of it."""
-
-    def __init__(self, read):
-        super().__init__()
-        self.hidden, self.head = nn.Linear(6, 8), nn.Linear(8, 8)
-        self.read = read
-
-    def forward(self, x):
-        hidden = torch.tanh(self.hidden(x))
-        return hidden, self.read(self, hidden)
-
 
 READS = {
     "whole": lambda m, h: m.head(h),
@@ -38,6 +23,8 @@ READS = {
     "twice": lambda m, h: h * h.cos(),
     "a part of a split": lambda m, h: h.split(4, 1)[1],
 }
+
+
 NOT_READ = {
     "detached": lambda m, h: m.head(h.detach()),
     "its largest alone": lambda m, h: m.head.weight[h.argmax(1)],
@@ -296,179 +283,3 @@ def test_what_is_watched_is_let_go_of_without_the_collector():
         assert there() is None
     finally:
         gc.enable()
-
-
-class Drawn(nn.Module):
-    """Computes several tensors from others of them, as drawn, and returns some."""
-
-    def __init__(self, seed):
-        super().__init__()
-        draw = random.Random(seed)
-        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
-        self.steps = [(draw.randrange(10), draw.random(), draw.random()) for _ in range(6)]
-        self.returned = draw.sample(range(7), draw.randrange(2, 5))
-
-    def forward(self, x):
-        made = [torch.tanh(self.first(x))]
-        for kind, one, other in self.steps:
-            a, b = made[int(one * len(made))], made[int(other * len(made))]
-            match kind:
-                case 0:
-                    result = self.second(a)
-                case 1:
-                    result = a * b.cos()
-                case 2:
-                    result = a + b
-                case 3:
-                    result = a.t()
-                case 4:
-                    result = a.view(2, 2, 4)[:, 1].repeat(2, 1) + b
-                case 5:
-                    result = a.detach() * b
-                case 6:
-                    result = a.view(4, 4)
-                case 8:
-                    result = a.chunk(2)[1].repeat(2, 1)
-                case 9:
-                    result = a.split(4)[0]
-                case 7:
-                    result = torch.where(a > 0, a, b)
-            made.append(result)
-        return [made[at] for at in self.returned]
-
-
-def asked_in_turn(outputs, module, at, ask):
-    """Give what one asks who sees the gradient of the output there, and all gradients after it."""
-    found = []
-    output = outputs[at]
-    if ask == 0:
-        output.register_hook(lambda grad: found.append(grad + 0))
-    if ask == 1:
-        output.register_hook(lambda grad: 3 * grad)
-    if ask == 2:
-        output.retain_grad()
-    loss = sum((output * output.detach().cos()).sum() for output in outputs)
-    if ask == 3:
-        found += torch.autograd.grad(loss, [output, module.first.weight])
-    else:
-        loss.backward()
-    found += [output.grad] if ask == 2 else []
-    found += [parameter.grad for parameter in module.parameters()]
-    return [None if each is None else each + 0 for each in found]
-
-
-def nodes_behind(tensor):
-    """List the nodes of autograd's graph that lead to a tensor."""
-    seen, waiting = set(), [tensor.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-    return seen
-
-
-def is_read(outputs, at):
-    """Whether another output is computed from one, or from a view of the same memory."""
-    base = outputs[at] if outputs[at]._base is None else outputs[at]._base
-    alike = [o for o in outputs if o is base or o._base is base]
-    own = {tensor.grad_fn for tensor in (base, *alike)}
-    others = (o for o in outputs if o is not outputs[at])
-    return any((own - {o.grad_fn}) & nodes_behind(o) for o in others)
-
-
-@pytest.mark.parametrize(
-    "seed", [*range(6), *(pytest.param(seed, marks=pytest.mark.sweep) for seed in range(6, 24))]
-)
-def test_no_gradient_of_a_drawn_model_is_wrong_without_a_word(seed):
-    case = Case("drawn", lambda: Drawn(seed).double(), lambda: (torch.randn(4, 4).double(),), sum)
-    for at, ask in itertools.product(range(len(Drawn(seed).returned)), range(5)):
-        eager, planned = case.model(), case.remat()
-        expected = asked_in_turn(eager(*case.args()), eager, at, ask)
-        try:
-            got = asked_in_turn(planned(*case.args()), planned.module, at, ask)
-        except BackwardError as error:
-            got, refusal = None, str(error)
-        if got is None:
-            assert "is asked for" in refusal
-            assert ask != 4
-            assert is_read(eager(*case.args()), at)
-            continue
-        assert len(got) == len(expected)
-        assert all(
-            b is None if a is None else torch.allclose(a, b, rtol=1e-12)
-            for a, b in zip(got, expected, strict=True)
-        )
-
-
-def views_of_views(module, hidden):
-    view = hidden.view(2, 16)
-    return view.t(), view[0], view, view.t()[:5]
-
-
-def views_in_a_row(module, hidden):
-    view = hidden.view(2, 16)
-    return view, view.t(), hidden.view(2, 16)[:, 3:]
-
-
-class Viewing(Reading):
-    """Returns views of a hidden layer."""
-
-    def forward(self, x):
-        return self.read(self, torch.tanh(self.hidden(x)))
-
-
-@pytest.mark.parametrize("read", [views_of_views, views_in_a_row])
-def test_views_of_an_output_add_to_its_gradient(read):
-    case = Case("viewing", lambda: Viewing(read), lambda: (torch.randn(4, 6),), sum)
-    for at in range(len(read(None, torch.ones(4, 8)))):
-        found = []
-        for model in (case.remat(), case.model()):
-            outputs = model(*case.args())
-            outputs[at].retain_grad()
-            sum((output * output.detach().cos()).sum() for output in outputs).backward()
-            found.append(outputs[at].grad + 0)
-        torch.testing.assert_close(*found)
-
-
-def a_view_that_is_read(module, x):
-    view = x.view(2, 12)
-    return view, module.hidden(view.view(4, 6))
-
-
-def a_view_that_is_not(module, x):
-    return x.view(2, 12), module.hidden(x)
-
-
-class ViewingInputs(Reading):
-    """Returns a view of what it is given, and what it makes of that."""
-
-    def forward(self, x):
-        return self.read(self, x)
-
-
-@pytest.mark.parametrize("of_leaf", [False, True])
-@pytest.mark.parametrize("read", [a_view_that_is_read, a_view_that_is_not])
-@pytest.mark.parametrize("asks", [False, True])
-def test_views_of_inputs_are_outputs_like_others(read, of_leaf, asks):
-    def make_args():
-        return (torch.randn(4, 6, requires_grad=True),)
-
-    case = Case("viewing", lambda: ViewingInputs(read), make_args, sum)
-    found = []
-    for model in (case.remat(), case.model()):
-        (x,) = case.args()
-        view, out = model(x if of_leaf else x * 1)
-        if asks:
-            view.retain_grad()
-        (view.square().sum() + out.square().sum()).backward()
-        module = getattr(model, "module", model)
-        found.append([x.grad, module.hidden.weight.grad])
-        if not asks:
-            continue
-        if read is a_view_that_is_read and model is not module:
-            with pytest.raises(BackwardError, match="output 0 of a region"):
-                view.grad + 0
-        else:
-            found[-1].append(view.grad + 0)
-    assert all(torch.equal(a, b) for a, b in zip(*found, strict=False))

@@ -1,60 +1,20 @@
 """Which ops are in a group, and that a program of groups computes what it did before."""
 
-import io
 import itertools
-import os
-import pickle
-import shutil
-import signal
 
 import pytest
 import torch
+from graph_cases.groups import Gelu, groups_of, in_groups, program_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
 
 from remat_graph import Numerics
-from remat_graph.torch import CaptureError, capture, run_fused
-from remat_graph.torch.calls import Body, Call, TensorFacts, Variable
-from remat_graph.torch.fusing import beside
-from remat_graph.torch.fusing.beside import Compilation
-from remat_graph.torch.fusing.compiling import _traced, compile_kernels
+from remat_graph.torch import capture
 from remat_graph.torch.fusing.groups import find_groups
-from remat_graph.torch.fusing.kernel import Kernel, kernel_of
-from remat_graph.torch.fusing.program import fused, kernels_of
-from remat_graph.torch.fusing.sized_code import SizedCode
+from remat_graph.torch.fusing.program import kernels_of
 
 aten = torch.ops.aten
-
-
-class Gelu(nn.Module):
-    """Two layers of two products, with an activation that autograd differentiates step by step."""
-
-    def __init__(self, width=16, depth=2):
-        super().__init__()
-        self.layers = nn.ModuleList(nn.Linear(width, width) for _ in range(2 * depth))
-        self.norm = nn.LayerNorm(width)
-
-    def forward(self, x):
-        for first, second in zip(self.layers[::2], self.layers[1::2], strict=True):
-            hidden = first(self.norm(x))
-            hidden = 0.5 * hidden * (1.0 + torch.tanh(0.8 * (hidden + 0.04 * hidden**3)))
-            x = x + second(hidden)
-        return x.square().sum()
-
-
-def program_of(model, *args):
-    return capture(model, args, costs="estimate").program
-
-
-def in_groups(program, unfused=(), *, give_again=False):
-    return fused(program, find_groups(program, unfused, give_again=give_again))
-
-
-def groups_of(program):
-    return [group for group in find_groups(program) if group.body.outputs]
 
 
 def test_groups_end_at_products():
@@ -137,6 +97,8 @@ def test_groups_round_otherwise():
 
 
 UNARY = [torch.tanh, torch.sigmoid, torch.relu, lambda x: x * 2 + 1, lambda x: x.square()]
+
+
 BINARY = [torch.add, torch.mul, torch.sub, torch.maximum]
 
 
@@ -221,246 +183,3 @@ def run(program, model, x):
         elif op in program.calls:
             take(program.calls[op])
     return [read(name) for name in (*program.returned, *program.gradients.values())]
-
-
-def test_compiled_kernels_give_what_their_calls_give():
-    program = program_of(Gelu().double(), torch.randn(8, 16, dtype=torch.double))
-    kernels = list(kernels_of(in_groups(program)).values())
-    compile_kernels(kernels)
-    torch.manual_seed(0)
-    for kernel in kernels:
-        assert kernel.compiled is not None, kernel.failure
-        inputs = [
-            torch.rand(kernel.facts[name].shape, dtype=kernel.facts[name].dtype)
-            for name in kernel.body.inputs
-        ]
-        for one, two in zip(kernel.interpreted(inputs), kernel.run(inputs), strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-        assert kernel.compiled is not None, kernel.failure
-
-
-ACTIVATIONS = [
-    functional.elu, functional.selu, functional.mish, functional.hardtanh, functional.softsign,
-    functional.tanhshrink, functional.softshrink, functional.hardshrink, functional.logsigmoid,
-    functional.leaky_relu, functional.relu6, functional.glu, functional.hardsigmoid,
-    functional.gelu, functional.silu, functional.softplus, functional.hardswish,
-    lambda x: functional.gelu(x, approximate="tanh"), lambda x: functional.softmax(x, -1),
-    lambda x: functional.log_softmax(x, -1), lambda x: functional.layer_norm(x, x.shape[-1:]),
-]  # fmt: skip
-
-
-class Activations(nn.Module):
-    """The sum of many activations of a product."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(6, 6)
-
-    def forward(self, x):
-        return sum(activation(self.layer(x) * 3).sin().sum() for activation in ACTIVATIONS)
-
-
-def test_operators_are_taken_apart_in_their_own_precision():
-    program = program_of(Activations().double(), torch.randn(40, 6, dtype=torch.double))
-    torch.manual_seed(0)
-    kernels = kernels_of(in_groups(program)).values()
-    assert sum(len(kernel.body.calls) for kernel in kernels) > 2 * len(ACTIVATIONS)
-    for kernel in kernels:
-        inputs = [2 * torch.randn(kernel.facts[n].shape).double() for n in kernel.body.inputs]
-        inputs = [
-            each.to(kernel.facts[n].dtype)
-            for each, n in zip(inputs, kernel.body.inputs, strict=True)
-        ]
-        with FakeTensorMode() as mode:
-            fakes = [mode.from_tensor(each) for each in inputs]
-            traced = _traced(kernel, kernel.facts, fakes, 0)
-        for one, two in zip(kernel.interpreted(inputs), traced(*inputs), strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.half])
-def test_rounding_to_16_bits_is_computed(dtype):
-    class Rounded(nn.Module):
-        def forward(self, x):
-            lost = x - x.to(dtype).float()
-            return lost.exp() * x
-
-    program = program_of(Rounded(), torch.randn(64, 33, requires_grad=True))
-    (kernel, *_) = kernels_of(in_groups(program)).values()
-    compile_kernels([kernel])
-    inputs = [torch.randn(kernel.facts[name].shape) for name in kernel.body.inputs]
-    for one, two in zip(kernel.interpreted(inputs), run_fused(kernel, *inputs), strict=True):
-        torch.testing.assert_close(one, two, rtol=1e-6, atol=1e-7)
-    assert kernel.compiled is not None
-
-
-def test_calls_run_one_by_one_where_inputs_lie_otherwise():
-    program = program_of(Gelu(), torch.randn(8, 16))
-    kernel = max(kernels_of(in_groups(program)).values(), key=lambda each: len(each.body.calls))
-    compile_kernels([kernel])
-    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
-    expected = kernel.interpreted(inputs)
-    for one, two in zip(expected, run_fused(kernel, *inputs), strict=True):
-        torch.testing.assert_close(one, two)
-    transposed = [each.mT.contiguous().mT if each.ndim > 1 else each for each in inputs]
-    assert any(
-        each.stride() != other.stride() for each, other in zip(transposed, inputs, strict=True)
-    )
-    assert kernel.compiled is not None
-    for one, two in zip(expected, run_fused(kernel, *transposed), strict=True):
-        torch.testing.assert_close(one, two)
-    assert kernel.compiled is None
-    assert "stride" in kernel.failure
-
-
-def test_code_that_gives_other_tensors_than_planned_is_not_run_again():
-    program = program_of(Gelu(), torch.randn(8, 16))
-    group = groups_of(program)[0]
-    kernel = kernel_of(group.body, {**program.facts})
-    kernel.compiled = lambda inputs: [inputs[0] for _ in kernel.body.outputs]
-    kernel.failure = None
-    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
-    expected = kernel.interpreted(inputs)
-    for one, two in zip(expected, run_fused(kernel, *inputs), strict=True):
-        assert torch.equal(one, two)
-    assert kernel.compiled is None
-    assert "not" in kernel.failure
-
-
-def test_what_cannot_be_compiled_says_why(monkeypatch):
-    program = program_of(Gelu(8), torch.randn(4, 8))
-    kernel = next(iter(kernels_of(in_groups(program)).values()))
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx_inner",
-        lambda *_, **__: (_ for _ in ()).throw(RuntimeError("no such thing")),
-    )
-    compile_kernels([kernel])
-    assert kernel.failure == "RuntimeError: no such thing"
-    inputs = [torch.rand(kernel.facts[name].shape) for name in kernel.body.inputs]
-    assert len(kernel.run(inputs)) == len(kernel.body.outputs)
-
-
-@pytest.mark.sweep
-def test_kernels_are_compiled_in_other_processes():
-    program = program_of(Gelu(24), torch.randn(5, 24))
-    kernels = list(kernels_of(in_groups(program)).values())
-    compilation = Compilation(kernels[:2])
-    (worker,) = compilation._workers
-    compilation.wait()
-    assert compilation.is_done
-    assert worker.process.poll() is None
-    compile_kernels(kernels[:2])
-    assert all(kernel.compiled for kernel in kernels[:2])
-    assert Compilation(kernels[:2]).count == 0
-    again = Compilation(kernels[2:4])
-    assert again._workers == [worker]  # nothing starts for the next
-    again.wait()
-    os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
-    after = Compilation(kernels[2:4])
-    assert after._workers != [worker]
-    del after
-
-
-def test_processes_that_do_not_start_or_end_at_once_are_no_error(monkeypatch):
-    program = program_of(Gelu(20), torch.randn(5, 20))
-    kernels = list(kernels_of(in_groups(program)).values())
-    monkeypatch.setattr(beside.sys, "executable", "")
-    compilation = Compilation(kernels)
-    assert compilation.is_done
-    assert compilation.count == len(kernels)
-    monkeypatch.setattr(beside.sys, "executable", shutil.which("true"))
-    compilation = Compilation(kernels * 100)  # more than a pipe holds
-    compilation.wait()
-    assert compilation.is_done
-
-
-@pytest.mark.sweep
-def test_other_processes_end_with_what_they_started_when_nobody_waits():
-    program = program_of(Gelu(28), torch.randn(5, 28))
-    compilation = Compilation(kernels_of(in_groups(program)).values())
-    processes = [worker.process for worker in compilation._workers]
-    del compilation
-    assert all(process.wait() == -signal.SIGTERM for process in processes)
-    with pytest.raises(ProcessLookupError):
-        os.killpg(processes[0].pid, 0)
-
-
-def rows_summed(rows=71, wide=128):
-    """A group that sums rows, as one of any number of them."""
-    calls = (
-        Call(aten.relu.default, (Variable("x"),), {}, ("positive",), sequence=False),
-        Call(aten.expand.default, (Variable("bias"), [rows, wide]), {}, ("wide",), sequence=False),
-        Call(aten.add.Tensor, (Variable("positive"), Variable("wide")), {}, ("y",), sequence=False),
-        Call(aten.sum.dim_IntList, (Variable("y"), [0]), {}, ("sum",), sequence=False),
-    )
-    body = Body(("x", "bias"), calls, ("y", "sum"))
-    facts = {
-        name: TensorFacts.of(torch.empty(shape))
-        for name, shape in {
-            "x": (rows, wide), "bias": (wide,), "positive": (rows, wide), "y": (rows, wide),
-            "sum": (wide,),
-        }.items()
-    }  # fmt: skip
-    facts["wide"] = TensorFacts.of(torch.empty(wide).expand(rows, wide))
-    return body, facts
-
-
-def test_code_of_any_size_is_for_sizes_that_compilers_treat_alike():
-    """A sum over more than 4,096 rows is another for TorchInductor."""
-    body, facts = rows_summed()
-    kernel = kernel_of(body, facts)
-    body, facts = kernel.body, kernel.facts
-    sized = SizedCode.of(body, facts, {71: "rows"}, {"rows": "rows"}, {"rows": 71})
-    for rows, count in ((71, 1), (90, 1), (5000, 2), (6000, 2), (33, 2)):
-        other = Kernel.of_size(kernel, sized, (rows,))
-        assert other.facts["v0"].shape == (rows, 128)
-        assert other == kernel_of(*rows_summed(rows))
-        assert (other == kernel) == (rows == 71)
-        compile_kernels([other])
-        assert len(sized.codes) == count
-        assert other.compiled is not None
-        x, bias = torch.randn(rows, 128), torch.randn(128)
-        for one, two in zip(other.interpreted([x, bias]), other.run([x, bias]), strict=True):
-            torch.testing.assert_close(one, two, rtol=1e-4, atol=1e-3)
-    sized.failure = "of other sizes"
-    other = Kernel.of_size(kernel, sized, (72,))
-    assert (other.compiled is not None, other.failure) == (True, None)
-    assert Kernel.of_size(kernel, sized, (1,)).failure == "of other sizes"
-    assert sized.code_at((1,)) is None  # which is no size for a compiler
-    job = io.BytesIO()
-    beside._Pickler(job).dump(sized)
-    again = pickle.loads(job.getvalue())
-    assert (again.key, again.codes) == (sized.key, [])
-    assert again.body_at((9,)) == sized.body_at((9,))
-
-
-def test_a_number_that_is_no_size_is_in_no_group_of_any_size():
-    body, facts = rows_summed()
-    with pytest.raises(CaptureError, match="no size"):
-        SizedCode.of(body, facts, {71: "rows"}, {}, {"rows": 71})
-    assert SizedCode.of(body, facts, {72: "rows"}, {"rows": "rows"}, {"rows": 72}) is None
-
-
-def test_a_group_of_which_the_compiler_decides_a_size_runs_op_by_op():
-    calls = (
-        Call(aten.relu.default, (Variable("x"),), {}, ("positive",), sequence=False),
-        Call(
-            aten.constant_pad_nd.default,
-            (Variable("positive"), [0, 0, 0, 1], 2.0),
-            {},
-            ("y",),
-            sequence=False,
-        ),
-    )
-    shapes = {"x": (71, 8), "positive": (71, 8), "y": (72, 8)}
-    facts = {name: TensorFacts.of(torch.empty(shape)) for name, shape in shapes.items()}
-    kernel = kernel_of(Body(("x",), calls, ("y",)), facts)
-    names, formulas = {71: "rows", 72: "more"}, {"rows": "rows", "more": "1 + rows"}
-    sized = SizedCode.of(kernel.body, kernel.facts, names, formulas, {"rows": 71, "more": 72})
-    for rows in (71, 50):
-        other = Kernel.of_size(kernel, sized, (rows,))
-        compile_kernels([other])
-        assert (other.compiled, sized.codes) == (None, [])
-        assert "decides" in other.failure
-        assert other.run([torch.randn(rows, 8)])[0].shape == (rows + 1, 8)
