@@ -24,6 +24,7 @@ MAY_IMPORT = {
 }
 
 
+@functools.cache
 def modules_of(package):
     """Map the name of each module of a package to its file."""
     source = PACKAGES / package.replace("_", "-") / "src"
@@ -45,11 +46,18 @@ def imports_of(node, *, for_types=False):
 
 
 @functools.cache
+def parsed(path):
+    """Read a file once for all tests."""
+    return ast.parse(path.read_text())
+
+
+@functools.cache
 def names_in(path, *, for_types=False):
-    """Names that a file imports, read once for all tests."""
-    return frozenset(imports_of(ast.parse(path.read_text()), for_types=for_types))
+    """Names that a file imports."""
+    return frozenset(imports_of(parsed(path), for_types=for_types))
 
 
+@functools.cache
 def edges_of(package):
     """Map each module to those of its package that it imports: where it holds, for types too."""
     modules = modules_of(package)
@@ -120,7 +128,7 @@ PUBLIC = {
 @pytest.mark.parametrize("package", MAY_IMPORT)
 def test_packages_meet_in_public_names(package):
     for path in modules_of(package).values():
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(parsed(path)):
             if isinstance(node, ast.ImportFrom):
                 modules, names = [node.module], [alias.name for alias in node.names]
             elif isinstance(node, ast.Import):
@@ -135,6 +143,7 @@ def test_packages_meet_in_public_names(package):
                 assert not set(names) - set(public), f"{path} takes what {module} does not offer"
 
 
+@functools.cache
 def declared(package):
     """Name what a package asks for, extras too, and what its extras of ours ask for."""
     project = tomllib.loads((PACKAGES / package / "pyproject.toml").read_text())["project"]

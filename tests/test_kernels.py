@@ -99,6 +99,7 @@ def test_the_budget_holds():
     del loss
 
 
+@pytest.mark.sweep
 def test_several_regions_run_groups():
     plain = Layers(broken=True).double()
     ours = compiled(copy.deepcopy(plain), batch())
@@ -148,7 +149,7 @@ def test_what_cannot_be_compiled_runs_as_it_is(monkeypatch):
         raise RuntimeError("no such thing")
 
     monkeypatch.setattr(compiling, "_compiled", fail)
-    plain = Layers().double()
+    plain = Layers(1).double()
     x = batch(rows=5)
     ours = compiled(copy.deepcopy(plain), x)
     assert len(ours.plan.left_out) > 4
@@ -169,7 +170,7 @@ def test_without_a_compiler_eager_kernels_run(monkeypatch, caplog):
     monkeypatch.setattr(
         "torch._inductor.cpp_builder.get_cpp_compiler", lambda: (_ for _ in ()).throw(OSError())
     )
-    plain = Layers().double()
+    plain = Layers(1).double()
     with caplog.at_level(logging.WARNING):
         ours = compiled(copy.deepcopy(plain), batch())
     assert_same_steps(ours, plain, batch())
@@ -209,9 +210,9 @@ def test_as_a_back_end(planned):
 
 
 def test_a_dry_plan_counts_groups():
-    plan = remat.plan(Layers().double(), batch(), budget=1.0, costs="estimate", kernels="inductor")
+    plan = remat.plan(Layers(1).double(), batch(), budget=1.0, costs="estimate", kernels="inductor")
     assert any(op.name.endswith("__fused") for op in plan.graph.ops)
-    eager = remat.plan(Layers().double(), batch(), budget=1.0, costs="estimate")
+    eager = remat.plan(Layers(1).double(), batch(), budget=1.0, costs="estimate")
     assert plan.time < eager.time
 
 

@@ -40,7 +40,7 @@ class Later:
 
 
 def test_until_kernels_are_there_eager_ones_run(monkeypatch):
-    plain = Layers().double()
+    plain = Layers(1).double()
     monkeypatch.setattr(region_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", False)
     ours = remat.rematerialize(
@@ -199,7 +199,7 @@ def test_kernels_that_a_plan_needs_besides_are_compiled_beside_the_steps(monkeyp
 
 
 def test_where_no_plan_by_groups_is_found_eager_kernels_go_on(monkeypatch, caplog):
-    plain = Layers().double()
+    plain = Layers(1).double()
     monkeypatch.setattr(region_kernels, "Compilation", Later)
     monkeypatch.setattr(Later, "done", True)
     ours = remat.rematerialize(

@@ -166,7 +166,7 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     torch.manual_seed(0)
     model = Attention(0.2)
     run = remat.rematerialize(model, budget=0.8, limit_seconds=0.1)
-    lengths = random.Random(0).choices(range(8, 64), k=20)
+    lengths = random.Random(0).choices(range(8, 64), k=14)
     for at, length in enumerate(lengths):
         model.zero_grad()
         ids, before = tokens(length), len(rehearsed)
@@ -182,8 +182,8 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
         expected = gradients(model, model_of(model), tokens(length))
         assert all(map(torch.equal, found, expected)), length
     assert traces == ["as it comes", "as it comes", "with symbols"]
-    assert len(rehearsed) <= 10
-    assert len(set(lengths)) >= 15
+    assert len(rehearsed) <= 7
+    assert len(set(lengths)) >= 12
 
 
 @pytest.mark.sweep

@@ -41,6 +41,7 @@ def test_what_is_read_in_a_recorded_step_does_not_refuse_those_after_it(plain):
     steps(model, 2, expected)
 
 
+@pytest.mark.sweep
 def test_reading_is_told_of_in_a_step_that_is_recorded_in_part(plain):
     expected, _, _ = plain
     model = roomy(plain, outputs="loss")

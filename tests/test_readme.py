@@ -5,8 +5,6 @@ import re
 from contextlib import nullcontext
 from pathlib import Path
 
-import distributed
-import matplotlib
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, train
@@ -116,6 +114,8 @@ def _group(tmp_path):
 @pytest.fixture
 def _one_machine(monkeypatch):
     """A scheduler of Dask is in this process."""
+    import distributed
+
     client = distributed.Client
 
     def here(address):
@@ -142,6 +142,8 @@ def _fresh_compiler():
 )
 @pytest.mark.parametrize("name", swept(RUN, {*RUN} - {*LONG}))
 def test_the_blocks_of_a_page_run(name, tmp_path, monkeypatch):
+    import matplotlib
+
     page = ROOT / name
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("remat_solvers.refine.solver._DEFAULT_SECONDS", LIMIT_SECONDS)
@@ -185,6 +187,11 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.1)
 
 
+def planned():
+    """Plan once a test of this form runs."""
+    return remat.plan(Mlp(), batch(), budget="1MiB", costs="estimate")
+
+
 FORMS = {
     "bytes": {"budget": 8 * 2**30},
     "with a unit": {"budget": "8GiB"},
@@ -211,11 +218,7 @@ FORMS = {
     "costs of a device": {"costs": remat.DeviceSpec("mine", 1e11, 5e10, 2e10, 3e-6)},
     "a limit": {"limit_seconds": 0.1},
     "progress": {"progress": lambda progress: None},
-    "a plan": {
-        "args": batch(),
-        "budget": "auto",
-        "plan": remat.plan(Mlp(), batch(), budget="1MiB", costs="estimate"),
-    },
+    "a plan": {"args": batch(), "budget": "auto", "plan": planned},
     "the only output": {"outputs": 0},
     "the same bits, made another way": {"numerics": "bitwise"},
     "eager kernels": {"kernels": "eager", "wait": False},
@@ -234,6 +237,11 @@ ONE_OF_A_KIND = (
 DEFAULTS = {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
 
 
+def options_of(form):
+    given = {name: value() if value is planned else value for name, value in FORMS[form].items()}
+    return DEFAULTS | given
+
+
 def assert_trains_as_plain(model, infeasible, plain):
     with pytest.warns(remat.BudgetWarning) if infeasible else nullcontext():
         found = trained(model)
@@ -247,7 +255,7 @@ def plain():
 
 @pytest.mark.parametrize("form", swept(FORMS, ONE_OF_A_KIND))
 def test_a_form_of_an_argument_trains_as_plain_does(form, plain):
-    model = remat.rematerialize(Mlp(), **(DEFAULTS | FORMS[form]))
+    model = remat.rematerialize(Mlp(), **options_of(form))
     assert_trains_as_plain(model, "as it is" in form, plain)
 
 
@@ -268,7 +276,7 @@ OPTIONS = [form for form, given in FORMS.items() if given.keys() <= {*backend.OP
 @pytest.mark.usefixtures("_fresh_compiler")
 @pytest.mark.parametrize("form", swept(OPTIONS, SETTINGS_OF_THE_BACK_END))
 def test_a_form_of_an_option_of_the_back_end_trains_as_plain_does(form, plain):
-    model = torch.compile(Mlp(), backend="remat", options=DEFAULTS | FORMS[form])
+    model = torch.compile(Mlp(), backend="remat", options=options_of(form))
     assert_trains_as_plain(model, "as it is" in form, plain)
 
 

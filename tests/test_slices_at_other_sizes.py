@@ -14,8 +14,8 @@ from remat_graph.torch import CallSizes, SizedCapture, trace_sizes
 from remat_graph.torch.ways import resizing
 
 
-def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
-    """Capture calls of a model by one trace with symbols, in the ways that rounding allows.
+def captures_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
+    """Capture calls of a model by one trace with symbols.
 
     The first is traced as it comes, and left out.
     """
@@ -37,7 +37,12 @@ def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
         compiled(*inputs)
     graph, read = found[1]
     region = trace_sizes(graph, read[0])
-    captures = [region.capture(inputs, costs="estimate") for inputs in read]
+    return [region.capture(inputs, costs="estimate") for inputs in read]
+
+
+def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
+    """Capture them in the ways that rounding allows."""
+    captures = captures_of(model, *calls)
     return [each.with_alternatives(Numerics.ROUNDING, laid_out=()) for each in captures]
 
 
@@ -72,7 +77,7 @@ def test_a_program_in_slices_is_that_which_other_sizes_are_cut_into(
 def test_other_backwards_leave_out_what_a_size_leaves_out() -> None:
     torch.manual_seed(0)
     calls = [words(2, n, n) for n in (70, 60, 64, 51)]
-    first, *others = [each.without_alternatives() for each in sizes_of(Language(both=True), *calls)]
+    first, *others = captures_of(Language(both=True), *calls)
     logits = max(
         first.missing.union(first.program.tangents.values()),
         key=lambda at: first.deferred_bytes(frozenset({at})),

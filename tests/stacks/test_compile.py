@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, assert_close
+from integration_cases.sweeps import swept
 from stack_cases.models import assert_planned, record, rematerialized
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
@@ -140,7 +141,7 @@ def test_code_before_the_first_graph_is_told_and_the_graph_not_taken_for_the_who
     assert any("no graph of what leads to" in reason for reason in plans[-1].breaks)
 
 
-@pytest.mark.parametrize("way", ["compile", "method", "function"])
+@pytest.mark.parametrize("way", swept(["compile", "method", "function"], ["method"]))
 def test_a_model_without_breaks_is_one_region_however_it_is_compiled(way, recwarn):
     plans, model = [], made(Blocks)
     settings = {"backend": "remat", "options": {"budget": "8GiB", "on_plan": plans.append}}
