@@ -46,6 +46,7 @@ class Crossed(nn.Module):
 FUNCTIONS = {
     "batch norm": nn.BatchNorm1d(WIDTH),
     "dropout": lambda x: functional.dropout(x, 0.3),
+    "dropout of all": lambda x: functional.dropout(x + functional.dropout(x, 1.0), 0.3),
     "elu": functional.elu,
     "gelu": functional.gelu,
     "hardswish": functional.hardswish,

@@ -26,7 +26,11 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.checks_of_matrices import raise_within_operators
 from remat_graph.torch.tracing.dependence import dependences
-from remat_graph.torch.tracing.draws import DrawnAnew, may_draw_in_order_of_dimensions
+from remat_graph.torch.tracing.draws import (
+    DrawnAnew,
+    dropouts_of_all,
+    may_draw_in_order_of_dimensions,
+)
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.layouts import lying_as_real
@@ -147,6 +151,7 @@ def _traced(
         stack.enter_context(lying_as_real())
         stack.enter_context(operators_kept_whole())
         stack.enter_context(masked_writes_of_known_size())
+        stack.enter_context(dropouts_of_all())
         stack.enter_context(mode or contextlib.nullcontext())
         joint = _exported(stack, module, tensors)
         raise_within_operators(joint.graph_module.graph)

@@ -1,28 +1,53 @@
-"""Numbers drawn in place, in the order in which eager draws them.
+"""Numbers drawn in place, in the order in which eager draws them, and none where it draws none.
 
 `x.bernoulli_(p)`, as dropout in place calls it, draws in the order in which `x` lies in memory.
 Functionalised it is `bernoulli(x, p)`, which draws in the order of the dimensions: where `x` is
 transposed, other elements are dropped. On a view of `x` whose dimensions are in the order of memory
 the two are the same. How `x` really lies is known only after tracing (`strides.py`): each such node
 of a graph is one drawn in place, and given its view then.
+
+A dropout with a probability of 1 draws nothing in eager. Traced, it would be an operator that does.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["DrawnAnew", "drawn_in_order_of_memory", "may_draw_in_order_of_dimensions"]
+from remat_graph.torch.tracing.overriding import overridden
+
+__all__ = [
+    "DrawnAnew",
+    "drawn_in_order_of_memory",
+    "dropouts_of_all",
+    "may_draw_in_order_of_dimensions",
+]
 
 aten = torch.ops.aten
 
 _DRAW = aten.bernoulli.p
 # What functionalising turns `dropout` in place into, no fact about these operators.
 _MADE_TO_BE_DRAWN = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+
+
+def dropouts_of_all() -> contextlib.AbstractContextManager[None]:
+    """Let dropouts of this thread's traces that leave nothing multiply by zero, as in eager."""
+    dropout = aten.dropout.default
+    traced = dropout.py_kernels[DispatchKey.CompositeImplicitAutograd]
+
+    def drop(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
+        if train and p == 1:
+            return x * torch.zeros((), dtype=x.dtype, device=x.device)
+        result: torch.Tensor = traced(x, p, train)
+        return result
+
+    return overridden(dropout, drop, DispatchKey.Autograd, DispatchKey.CompositeImplicitAutograd)
 
 
 def may_draw_in_order_of_dimensions(graph: Graph) -> bool:
