@@ -28,7 +28,7 @@ class Writing(nn.Module):
     def __init__(self, write):
         super().__init__()
         self.write, self.enter = write, nn.Linear(8, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(4))
+        self.blocks = nn.ModuleList(Block() for _ in range(6))
         self.register_buffer("mean", torch.zeros(WIDTH))
 
     def forward(self, x):
