@@ -29,6 +29,7 @@ from torch._logging._internal import log_state
 from remat.dynamo.drawn_numbers import DrawnNumbers
 from remat.dynamo.inner_gradients import break_at_backward, leave_out_leaves, note_switches
 from remat.dynamo.numpy_values import NumpyValues
+from remat.dynamo.read_numbers import read_before
 
 __all__ = ["patched"]
 
@@ -37,6 +38,7 @@ _TORCH_FUNCTIONS = torch.nn.functional.__file__
 _BUILTINS = "BuiltinVariable", "GetAttrBuiltinVariable", "HasAttrBuiltinVariable"  # torch 2.13
 _CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks at every such leaf
 _BACKWARD = "method_backward"  # traced as `autograd.grad` is, by the same setting
+_ITEM = "method_item"
 _OF_FUNCTION = "trace_backward_graph"  # of a custom `autograd.Function`
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
@@ -80,6 +82,8 @@ def patched(
     if hasattr(higher_order_ops.AutogradFunctionApplyVariable, _OF_FUNCTION):
         of_function = higher_order_ops.AutogradFunctionApplyVariable
         changes += ((of_function, _OF_FUNCTION, note_switches),)
+    if hasattr(TensorVariable, _ITEM):
+        changes += ((TensorVariable, _ITEM, read_before),)
     if hasattr(TensorVariable, _BACKWARD):
         changes += ((TensorVariable, _BACKWARD, break_at_backward),)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
