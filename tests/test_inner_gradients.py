@@ -3,249 +3,30 @@
 from __future__ import annotations
 
 import copy
-import itertools
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from integration_cases.inner_gradients import (
+    Backward,
+    Balanced,
+    Batch,
+    Custom,
+    Equilibrium,
+    Forces,
+    ForcesGiven,
+    InnerSteps,
+    Penalty,
+    Physics,
+    Saliency,
+    Switching,
+    layers,
+)
 from torch import Tensor, nn
 from torch.autograd import grad
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy, mse_loss
 
 import remat
 from remat_exec import measure_peak
-
-Batch = tuple[Tensor, ...]
-
-
-def layers(first: int, last: int, between: int = 3, width: int = 64) -> nn.Sequential:
-    widths = [first, *[width] * between, last]
-    pairs = itertools.pairwise(widths)
-    return nn.Sequential(*(nn.Sequential(nn.Linear(a, b), nn.SiLU()) for a, b in pairs))
-
-
-class Forces(nn.Module):
-    """An energy, and how it changes with positions."""
-
-    def __init__(self, between: int = 3) -> None:
-        super().__init__()
-        self.layers = layers(3, 1, between)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(400, 3, generator=draw),)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        positions = positions.detach().requires_grad_()
-        energy = self.layers(positions).sum()
-        (slope,) = grad(energy, positions, create_graph=True)
-        return energy + slope.square().sum()
-
-
-class ForcesGiven(Forces):
-    """Positions that the caller has the gradient of, and two results."""
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(400, 3, generator=draw).requires_grad_(),)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        energy = self.layers(positions).sum()
-        (slope,) = grad([energy], [positions], [torch.ones_like(energy)], create_graph=True)
-        return energy - 2 * slope.mean()
-
-
-class Physics(nn.Module):
-    """What is left of Burgers' equation: a second derivative, and a third for training."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers(2, 1)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return torch.randn(300, 1, generator=draw), torch.randn(300, 1, generator=draw)
-
-    def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        x, t = x.clone().requires_grad_(), t.clone().requires_grad_()
-        u = self.layers(torch.cat([x, t], 1))
-        u_x, u_t = grad(u, [x, t], torch.ones_like(u), create_graph=True)
-        (u_xx,) = grad(u_x.sum(), x, create_graph=True)
-        residual: Tensor = (u_t + u * u_x - 0.01 * u_xx).square().mean()
-        return residual
-
-
-class Penalty(nn.Module):
-    """A critic whose slope between two batches is kept near one; draws, convolutions, a norm."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.critic = nn.Sequential(
-            nn.Conv2d(3, 16, 3, 2, 1), nn.LeakyReLU(0.2),
-            nn.Conv2d(16, 32, 3, 2, 1), nn.BatchNorm2d(32), nn.LeakyReLU(0.2),
-            nn.Flatten(), nn.Dropout(0.1), nn.Linear(32 * 16, 1),
-        )  # fmt: skip
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return torch.randn(6, 3, 16, 16, generator=draw), torch.randn(6, 3, 16, 16, generator=draw)
-
-    def forward(self, real: Tensor, fake: Tensor) -> Tensor:
-        share = torch.rand(real.shape[0], 1, 1, 1)
-        between = (share * real + (1 - share) * fake).requires_grad_()
-        scores = self.critic(between)
-        (slope,) = grad(scores, between, torch.ones_like(scores), create_graph=True)
-        penalty = (slope.flatten(1).norm(dim=1) - 1).square().mean()
-        result: Tensor = self.critic(fake).mean() - self.critic(real).mean() + 10 * penalty
-        return result
-
-
-class InnerSteps(nn.Module):
-    """Two steps of training within the forward, through which the loss is differentiated."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers(4, 1)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return tuple(torch.randn(200, width, generator=draw) for width in (4, 1, 4, 1))
-
-    def forward(self, x: Tensor, y: Tensor, later_x: Tensor, later_y: Tensor) -> Tensor:
-        weights = dict(self.layers.named_parameters())
-        for _ in range(2):
-            loss = mse_loss(functional_call(self.layers, weights, (x,)), y)
-            slopes = grad(loss, list(weights.values()), create_graph=True)
-            pairs = zip(weights.items(), slopes, strict=True)
-            weights = {name: weight - 0.05 * slope for (name, weight), slope in pairs}
-        return mse_loss(functional_call(self.layers, weights, (later_x,)), later_y)
-
-
-class Balanced(nn.Module):
-    """Two losses, the second weighed by the gradients of the last layer, as of a VQGAN."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.last, self.judge = layers(16, 32), nn.Linear(32, 16), layers(16, 1)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(300, 16, generator=draw),)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.last(self.layers(x))
-        likeness, judged = (y - x).abs().mean(), self.judge(y).mean()
-        slopes = [grad(loss, self.last.weight, retain_graph=True)[0] for loss in (likeness, judged)]
-        weight = (slopes[0].norm() / (slopes[1].norm() + 1e-4)).clamp(0, 10).detach()
-        total: Tensor = likeness + weight * judged
-        return total
-
-
-class Equilibrium(nn.Module):
-    """A layer at a fixed point, whose gradient a hook solves for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = layers(16, 16)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(300, 16, generator=draw),)
-
-    def forward(self, x: Tensor) -> Tensor:
-        z = torch.zeros_like(x)
-        with torch.no_grad():
-            for _ in range(4):
-                z = torch.tanh(self.layers(z)) * 0.5 + x
-        z = torch.tanh(self.layers(z)) * 0.5 + x
-        start = z.detach().requires_grad_()
-        again = torch.tanh(self.layers(start)) * 0.5 + x
-
-        def solve(slope: Tensor) -> Tensor:
-            found = slope
-            for _ in range(4):
-                found = grad(again, start, found, retain_graph=True)[0] + slope
-            return found
-
-        z.register_hook(solve)
-        return z.square().mean()
-
-
-class Swish(torch.autograd.Function):
-    """A function with a backward of its own, which can be differentiated."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x * torch.sigmoid(x)
-
-    @staticmethod
-    def backward(ctx, slope):
-        (x,) = ctx.saved_tensors
-        share = torch.sigmoid(x)
-        return slope * (share + x * share * (1 - share))
-
-
-class Switching(Swish):
-    """A function whose backward keeps a part of itself out of autograd."""
-
-    @staticmethod
-    def backward(ctx, slope):
-        (x,) = ctx.saved_tensors
-        with torch.no_grad():
-            share = torch.sigmoid(x)
-        return slope * (share + x * share * (1 - share))
-
-
-class Custom(nn.Module):
-    """Forces of an energy with a custom function; `is_broken` has the gradient between graphs."""
-
-    def __init__(self, is_broken: bool = False, function: type = Swish) -> None:
-        super().__init__()
-        self.enter, self.leave, self.is_broken = nn.Linear(3, 64), nn.Linear(64, 1), is_broken
-        self.function = function
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(400, 3, generator=draw),)
-
-    def forward(self, positions: Tensor) -> Tensor:
-        positions = positions.detach().requires_grad_()
-        energy = self.leave(self.function.apply(self.enter(positions))).sum()
-        if self.is_broken:
-            torch._dynamo.graph_break()
-        (slope,) = grad(energy, positions, create_graph=True)
-        return energy + slope.square().sum()
-
-
-class Backward(nn.Module):
-    """A gradient that is found by `backward()`, and is an input like another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers, self.inner = layers(8, 8), layers(8, 1)
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return (torch.randn(400, 8, generator=draw),)
-
-    def forward(self, x: Tensor) -> Tensor:
-        point = x.detach().requires_grad_()
-        self.inner(point).sum().backward()
-        return self.inner(self.layers(x) + point.grad).square().mean()
-
-
-class Saliency(nn.Module):
-    """A classifier whose loss is to change little with its input."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            nn.Conv2d(3, 16, 3, 1, 1), nn.BatchNorm2d(16), nn.ReLU(), nn.MaxPool2d(2),
-            nn.Conv2d(16, 16, 3, 1, 1), nn.GroupNorm(4, 16), nn.GELU(),
-            nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 5),
-        )  # fmt: skip
-
-    def batch(self, draw: torch.Generator) -> Batch:
-        return torch.randn(6, 3, 16, 16, generator=draw), torch.randint(5, (6,), generator=draw)
-
-    def forward(self, x: Tensor, kinds: Tensor) -> Tensor:
-        x = x.detach().requires_grad_()
-        loss = cross_entropy(self.layers(x), kinds)
-        (slope,) = grad(loss, x, create_graph=True)
-        return loss + slope.square().sum()
-
 
 PLANNED = (ForcesGiven, Physics, Equilibrium, Custom)
 MORE = (Forces, Penalty, InnerSteps, Balanced, Saliency)
@@ -354,21 +135,114 @@ def test_a_function_whose_backward_is_partly_without_gradients_is_refused(is_bro
         step(planned, batches_of(model, 1)[0])
 
 
-@pytest.mark.parametrize("hooked_at", [0, 1])
+class Related(nn.Module):
+    """A slope by what it is given, of which the caller may have made the rest of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers(6, 1)
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        energy = self.layers(torch.cat([x, y], 1)).sum()
+        slopes = grad(energy, [x, y], create_graph=True)
+        loss: Tensor = energy + slopes[0].square().sum() + slopes[1].square().sum()
+        return loss
+
+
+def by_twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def by_a_view(x: Tensor) -> Tensor:
+    return x.view(2, -1).view_as(x)
+
+
+def by_itself(x: Tensor) -> Tensor:
+    return (x.detach() * 2).requires_grad_()
+
+
+MADE = {"twice": (by_twice, 0), "a view": (by_a_view, 0), "alone": (by_itself, 2)}
+
+
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
-def test_a_hook_on_what_the_gradient_is_of_is_refused_or_called(hooked_at):
+@pytest.mark.parametrize(("make", "alike"), MADE.values(), ids=MADE)
+def test_inputs_of_which_one_was_made_of_the_other(make, alike):
+    """Autograd goes on from the one to the other, outside of the forward."""
     torch.manual_seed(0)
-    model = Balanced()
-    mine = copy.deepcopy(model)
+    model = Related()
+    planned = remat.rematerialize(
+        copy.deepcopy(model), budget="1GiB", limit_seconds=0.1, on_infeasible="plain"
+    )
     refusing = remat.rematerialize(copy.deepcopy(model), budget="1GiB", limit_seconds=0.1)
-    plain = remat.rematerialize(mine, budget="1GiB", limit_seconds=0.1, on_infeasible="plain")
-    for at, batch in enumerate(batches_of(model, 2)):
-        if at == hooked_at:
+    found = []
+    for each in (model, planned):
+        leaf = torch.linspace(-1, 1, 300).view(100, 3).requires_grad_()
+        loss = each(leaf, make(leaf))
+        loss.backward()
+        found.append([loss.detach(), leaf.grad, *(own.grad for own in each.parameters())])
+    assert all(map(torch.equal, *found))
+    leaf = torch.linspace(-1, 1, 300).view(100, 3).requires_grad_()
+    if alike:
+        refusing(leaf, make(leaf)).backward()
+    else:
+        with pytest.raises(remat.RematError, match="gradient of x, of which another"):
+            refusing(leaf, make(leaf))
+
+
+class Checkpointed(Balanced):
+    """One whose second loss is weighed in a checkpoint."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.last(self.layers(x))
+
+        def weighed(y: Tensor) -> Tensor:
+            loss = self.last(y.repeat(1, 2)).square().mean()
+            (slope,) = grad(loss, self.last.weight, create_graph=True)
+            weighed: Tensor = loss + slope.square().sum()
+            return weighed
+
+        loss: Tensor = torch.utils.checkpoint.checkpoint(weighed, y, use_reentrant=False)
+        return loss
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
+@pytest.mark.parametrize("kind", [Balanced, Checkpointed])
+def test_a_hook_on_what_the_gradient_is_of_is_called_or_refused_while_it_is_there(kind):
+    torch.manual_seed(0)
+    model = kind()
+    refusing, plain = (
+        remat.rematerialize(
+            copy.deepcopy(model), budget="1GiB", limit_seconds=0.1, on_infeasible=infeasible
+        )
+        for infeasible in ("raise", "plain")
+    )
+    hooks = list[torch.utils.hooks.RemovableHandle]()
+    for at, batch in enumerate(batches_of(model, 3)):
+        if at == 1:
             for each in (model, refusing, plain):
-                each.last.weight.register_hook(lambda slope: slope * 0.5)
-        if at < hooked_at:
-            assert_as_plain(model, refusing, [batch])
-        else:
+                hooks.append(each.last.weight.register_hook(lambda slope: slope * 0.5))
+        if at == 2:
+            for hook in hooks:
+                hook.remove()
+        if at == 1:
             with pytest.raises(remat.RematError, match=r"gradient of last\.weight, which has a"):
                 step(refusing, batch)
+        else:
+            assert_as_plain(model, refusing, [batch])
         assert_as_plain(model, plain, [batch])
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
+def test_a_gradient_that_an_input_retains_is_all_of_it():
+    torch.manual_seed(0)
+    model = ForcesGiven()
+    planned = remat.rematerialize(
+        copy.deepcopy(model), budget="1GiB", limit_seconds=0.1, on_infeasible="plain"
+    )
+    found = []
+    for each in (model, planned):
+        given = torch.linspace(-1, 1, 300).view(100, 3).requires_grad_() * 2
+        given.retain_grad()
+        each(given).backward()
+        found.append(given.grad)
+    assert torch.equal(*found)

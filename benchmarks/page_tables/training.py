@@ -41,6 +41,31 @@ def loops() -> str:
     return markdown(heading, rows, "loops")
 
 
+def _time(row: Row) -> str:
+    """Write a time ratio with its quartiles."""
+    first, third = row["quartiles"]
+    return f"{row['time_ratio']:.2f} ({first:.2f} to {third:.2f})"
+
+
+def inner_gradients() -> str:
+    """Put models whose forward computes gradients beside what a user would pick instead."""
+    rows = results("inner_gradients")["rows"]
+    ours = {(row["model"], row["against"]): row for row in rows if row["variant"] == "remat"}
+    found = [
+        (
+            row["model"],
+            row["variant"],
+            f"{row['peak_ratio']:.3f}",
+            _time(row),
+            _time(ours[key]) if (key := (row["model"], row["variant"])) in ours else "",
+        )
+        for row in rows
+        if row["variant"] != "remat"
+    ]
+    heading = ("model", "", "peak of plain", "time of plain", "remat at this peak, its time of it")
+    return markdown(heading, found, "inner_gradients")
+
+
 def patterns() -> str:
     """List the models whose steps differ."""
     rows = [
@@ -328,6 +353,7 @@ def exact() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "peers": peers,
     "loops": loops,
+    "inner_gradients": inner_gradients,
     "patterns": patterns,
     "executor": executor,
     "gpu": gpu,

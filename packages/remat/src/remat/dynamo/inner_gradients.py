@@ -31,12 +31,15 @@ __all__ = [
 _SETTING = "trace_autograd_ops"
 TRACED = {_SETTING: True} if hasattr(config, _SETTING) else {}
 _HOOKED = (
-    "the forward asks torch.autograd.grad for the gradient of {}, which has a hook that a plan "
-    "would not call"
+    "the forward asks torch.autograd.grad for the gradient of {}, which has a hook, or retains its "
+    "gradient: a plan would not call the one nor add to the other"
+)
+_RELATED = (
+    "the forward asks torch.autograd.grad for the gradient of {}, of which another of its inputs "
+    "was made before the call: what comes through that one a plan would leave out"
 )
 _KEYS = re.compile(r"\['([^']+)'\]")
 _CUSTOM = torch.ops.higher_order.autograd_function_apply
-_HOOK = "register_hook"  # an operator of torch 2.13 with the graph of the hook
 _SWITCH = torch._C._set_grad_enabled
 _SWITCHES = "remat_switches_gradients"
 
@@ -180,22 +183,52 @@ class AskedInputs:
         asked = set[Node]()
         if computes_gradients(module):
             for node in module.graph.nodes:
-                if node.target is torch.autograd.grad or _is_hook(node):
+                if node.target is torch.autograd.grad or _runs_such(module, node):
                     asked.update(node.all_input_nodes)
         placeholders = module.graph.find_nodes(op="placeholder")
         self._names = {at: _name_of(node) for at, node in enumerate(placeholders) if node in asked}
 
     def refusal(self, inputs: Sequence[Any]) -> str | None:
-        """Say why the graph is to run as it is: autograd calls hooks of what it is asked for."""
-        for at, name in self._names.items():
-            if isinstance(inputs[at], torch.Tensor) and inputs[at]._backward_hooks:
-                return _HOOKED.format(name)
+        """Say why the graph gives something else for these inputs than autograd does, if it does.
+
+        Autograd calls the hooks of what it is asked for, adds to `.grad` of what retains it, and
+        goes on through what made another input of it.
+        """
+        asked = {at: inputs[at] for at in self._names if isinstance(inputs[at], torch.Tensor)}
+        for at, tensor in asked.items():
+            if tensor._backward_hooks or tensor.retains_grad:
+                return _HOOKED.format(self._names[at])
+        if not asked:
+            return None
+        made = [each for each in inputs if isinstance(each, torch.Tensor) and each.grad_fn]
+        for at, tensor in asked.items():
+            if any(each is not tensor and _comes_of(each, tensor) for each in made):
+                return _RELATED.format(self._names[at])
         return None
 
 
-def _is_hook(node: Node) -> bool:
-    """Whether a node puts a hook on a value, which may compute gradients of what the node reads."""
-    return getattr(node.target, "__name__", "") == _HOOK
+def _comes_of(made: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Whether autograd goes on from one tensor to another."""
+    waiting, seen = [made.grad_fn], {None}
+    while waiting:
+        function: Any = waiting.pop()
+        if function in seen:
+            continue
+        if getattr(function, "variable", None) is tensor or (
+            function is tensor.grad_fn and function is not made.grad_fn
+        ):
+            return True
+        seen.add(function)
+        waiting += [following for following, _ in function.next_functions]
+    return False
+
+
+def _runs_such(module: GraphModule, node: Node) -> bool:
+    """Whether a node runs a graph that computes gradients, of a checkpoint or later of a hook."""
+    parts = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    graphs = [module.get_submodule(str(each.target)) for each in parts
+              if isinstance(getattr(module, str(each.target), None), GraphModule)]  # fmt: skip
+    return any(computes_gradients(each) for each in graphs if isinstance(each, GraphModule))
 
 
 def _name_of(node: Node) -> str:

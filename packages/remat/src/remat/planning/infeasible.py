@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from remat.errors import BudgetWarning, RematError
-from remat_exec import BudgetExceeded
+from remat_exec import BudgetExceeded, SecondDerivative
 from remat_solvers import BudgetTooSmall
 
-__all__ = ["NotPlanned", "OnInfeasible", "check_on_infeasible", "warn_infeasible", "without_graph"]
+__all__ = [
+    "NotPlanned",
+    "OnInfeasible",
+    "across_breaks",
+    "check_on_infeasible",
+    "warn_infeasible",
+    "without_graph",
+]
 
 OnInfeasible = Literal["raise", "plain"]
 
@@ -67,4 +74,14 @@ def without_graph(breaks: Sequence[str]) -> RematError:
     return RematError(
         f"the forward ran as it is, without a plan: TorchDynamo made no graph of it "
         f"that could be planned ({reason}); train this module without remat"
+    )
+
+
+def across_breaks(breaks: Sequence[str]) -> SecondDerivative:
+    """Say that a forward asks for a gradient of a gradient, and no graph of it has both."""
+    reason = f" ({breaks[-1]})" if breaks else ""
+    return SecondDerivative(
+        f"the forward asks for a gradient of a gradient across a break of its graph{reason}, which "
+        f"a plan does not give; without the break it is planned. If the forward has changed since "
+        f"its first step, rematerialize it anew: then it may run as it is"
     )

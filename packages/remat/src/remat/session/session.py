@@ -30,7 +30,7 @@ import torch
 from remat.budgets.auto import AutoBudget
 from remat.dynamo import DynamoGraph
 from remat.errors import BudgetWarning, RematError
-from remat.planning.infeasible import NotPlanned, warn_infeasible, without_graph
+from remat.planning.infeasible import NotPlanned, across_breaks, warn_infeasible, without_graph
 from remat.planning.settings import Settings
 from remat.planning.task import RunnablePlan
 from remat.session.backwards import within_backward
@@ -245,10 +245,10 @@ class Session:
         state = torch.get_rng_state().numpy().tobytes() if again else b""  # a tensor would count
         try:
             return forward()
-        except SecondDerivative:
+        except SecondDerivative as error:
             regions = dict.fromkeys(call.region for call in self.step.open_calls)
             if not (state and self._shares and regions):
-                raise
+                raise across_breaks(self.breaks) from error
             for region in regions:
                 self.leave(region, "the forward takes a gradient of a gradient")
             torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))

@@ -89,9 +89,14 @@ class SharedRegion:
             return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
             refusal = None if region.runs_as_it_is else self.asked.refusal(inputs)
-            if refusal is not None:
-                _leave(session, region, refusal)
-            return session.call(region, inputs)
+            if refusal is None:
+                return session.call(region, inputs)
+            session.breaks.append(f"{region.name} runs as it is: {refusal}")
+            region.runs_as_it_is = True
+            try:
+                return session.call(region, inputs)
+            finally:
+                region.runs_as_it_is = False
 
     def split(self, cuts: Cuts, outputs: frozenset[int]) -> bool:
         """Have a region end where each of these outputs is there, from the next call on.
@@ -172,7 +177,11 @@ class Sessions:
             if region is None:
                 region = held.session.add(shared.dynamo_graph, shared.counters)
                 if shared.written.refusal is not None:
-                    _leave(held.session, region, shared.written.refusal)
+                    why = shared.written.refusal
+                    logger.warning(
+                        "%s runs as it is, its memory is not planned: %s", region.name, why
+                    )
+                    held.session.leave(region, why)
                 region.split = functools.partial(_split, weakref.ref(shared), self.cuts)
                 held.regions[shared] = region
             yield held.session, region
@@ -249,11 +258,6 @@ class Sessions:
     def waiting(self, thread: threading.Thread) -> int:
         """Count the calls of a thread that wait for their backward."""
         return sum(len(held.session.step.live) for held in self._all if held.thread is thread)
-
-
-def _leave(session: Session, region: Region, why: str) -> None:
-    logger.warning("%s runs as it is, its memory is not planned: %s", region.name, why)
-    session.leave(region, why)
 
 
 def _split(ref: weakref.ref[SharedRegion], cuts: Cuts, outputs: frozenset[int]) -> bool:
