@@ -53,6 +53,21 @@ def test_batch_and_tokens_are_cut_as_one_where_each_row_is_made_by_itself():
     assert {(Sliced(0), Sliced(0)), (Sliced(1, joined=1), Sliced(0))} <= views
 
 
+@pytest.mark.parametrize(
+    ("target", "args"),
+    [
+        (aten.slice_scatter.default, [torch.rand(3, 1, 4), torch.rand(3, 0, 4), 1, 1, 1]),
+        (aten.slice_backward.default, [torch.rand(3, 0, 4), [3, 1, 4], 1, 1, 1, 1]),
+    ],
+    ids=str,
+)
+def test_axes_are_not_cut_as_one_around_an_axis_along_which_a_part_is_empty(target, args):
+    call, facts, _, _ = whole_of(target, args, {})
+    outputs = [way.outputs[0] for way in placements(call, facts)]
+    assert Sliced(2) in outputs
+    assert not any(place.joined for place in outputs if isinstance(place, Sliced))
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 1, 0)])
 def test_axes_that_lie_apart_are_cut_as_one_all_the_same(order):
     x = torch.rand(3, 4, 5).permute(order)

@@ -60,7 +60,7 @@ def _place(
     between = range(front.axis + 1, behind.first)
     if behind.first <= front.axis or (between and name is None):
         return None
-    if name is not None and any(facts[name].shape[axis] > 1 for axis in between):
+    if name is not None and any(facts[name].shape[axis] != 1 for axis in between):
         return None
     return Sliced(behind.axis, behind.axis - front.first)
 
