@@ -59,7 +59,7 @@ class Writer:
         self.shorter = shorter
         self.replayed = replayed
         self.computed = set(computed)
-        self.inputs = (*(i.variable for i in program.inputs), *program.constants)
+        self.inputs = program.taken
         self.lines: list[str] = []
         self.bindings = bindings
         self.live: dict[str, None] = {}

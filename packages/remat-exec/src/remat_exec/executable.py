@@ -122,7 +122,7 @@ class Executable:
 
     def _if_it_can_follow(self, plan: Executable | None) -> Executable | None:
         """Give a plan if all that its backward reads is there after the forward of this one."""
-        there = {*self.code.saved, *_available_at_start(self.capture.program)}
+        there = {*self.code.saved, *self.capture.program.taken}
         return plan if plan is not None and there.issuperset(plan.code.saved) else None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
@@ -323,7 +323,7 @@ class Executable:
             backward_from(other.graph, self.schedule, self.capture.graph.value_by_name),
             save_all=True, missing=missing, unwanted=unwanted, autocast=autocast,
         )  # fmt: skip
-        there = {*self.code.saved, *_available_at_start(other.program)}
+        there = {*self.code.saved, *other.program.taken}
         lacking = [name for name in code.saved if name not in there]
         if lacking:  # of what the user was handed nothing is kept that the plan does not read
             raise BackwardError(
@@ -331,11 +331,6 @@ class Executable:
                 f"the plan does not keep; run forward again, it will be planned anew"
             )
         return Variant(missing, code, other.program, other.whole_program)
-
-
-def _available_at_start(program: Program) -> set[str]:
-    """Collect the variables that are there before anything is computed."""
-    return {*(item.variable for item in program.inputs), *program.constants}
 
 
 def _forward_order(program: Program) -> tuple[str, ...]:

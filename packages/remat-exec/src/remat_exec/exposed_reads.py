@@ -45,12 +45,10 @@ def exposed_reads(program: Program) -> ExposedReads:
         for value in read:
             readers.setdefault(value, []).append(op)
     handed = {storage[name] for name in program.held}
-    inputs = (*(item.variable for item in program.inputs), *program.constants)
-    from_outside = {storage[name] for name in inputs if name in storage}
-    values = ((handed | from_outside) - (kept - again)) | (handed & _uncounted(program))
+    values = ((handed | program.resident) - (kept - again)) | (handed & _uncounted(program))
     ops = {
         value: frozenset(readers.get(value, ()))
-        for value in from_outside & values
+        for value in program.resident & values
         if _makes_little(program, value, readers.get(value, []))
     }
     return ExposedReads(frozenset(values - ops.keys()), frozenset().union(*ops.values()))

@@ -50,7 +50,7 @@ class Recipe:
         """Give the recipe for what is handed over at a position."""
         ops = ops_making(program, position)
         calls = {op: program.calls[op].replay or program.calls[op] for op in ops}
-        inputs = (*(item.variable for item in program.inputs), *program.constants)
+        inputs = program.taken
         used = {program.storage.get(name, name) for call in calls.values() for name in call.reads}
         reads = tuple(name for name in inputs if program.storage.get(name, name) in used)
         draws = frozenset(op for op, call in calls.items() if call.random is not None)
@@ -123,7 +123,7 @@ class OnDemand:
         read: Callable[[Recipe], None],
     ) -> None:
         self._program, self._states, self._made, self._read = program, states, made, read
-        names = (*(item.variable for item in program.inputs), *program.constants)
+        names = program.taken
         known = dict(zip(names, bound, strict=True))
         self._inputs = {name: known[name] for recipe in recipes for name in recipe.reads}
         tensors = {n: one for n, one in self._inputs.items() if isinstance(one, torch.Tensor)}

@@ -53,7 +53,7 @@ class Repeat:
         self.is_kept, self.planned_bytes = False, planned.given_bytes
         self._program, self._held = program, list(bound) if planned.holds_inputs else []
         self._given: list[tuple[Any, int]] = []
-        self._names = (*(item.variable for item in program.inputs), *program.constants)
+        self._names = program.taken
         self._items = [weakref.ref(i) if isinstance(i, torch.Tensor) else i for i in bound]
         devices = {call.random for call in program.calls.values() if call.random is not None}
         self._states = {device: read_state(device) for device in sorted(devices, key=str)}

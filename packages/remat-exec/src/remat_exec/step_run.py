@@ -190,7 +190,7 @@ class StepRun:
             self._names = names
             return saved
         program = self.executable.capture.program
-        inputs = (*(i.variable for i in program.inputs), *program.constants)
+        inputs = program.taken
         tensors = dict(zip(inputs, self._bound, strict=True))
         values = dict(zip(names, saved, strict=True))
         values.update(
@@ -255,7 +255,7 @@ class StepRun:
     def _saved_for(self, variant: Variant, saved: list[Any]) -> list[Any]:
         """Pick what an unplanned backward reads: it may want other inputs than the planned one."""
         program = variant.program
-        names = (*(i.variable for i in program.inputs), *program.constants)
+        names = program.taken
         kept = {**self._droppable, **dict(zip(self._names, saved, strict=True))}
         self._droppable = {}
         for name, item, version in zip(names, self._bound, self._versions, strict=False):

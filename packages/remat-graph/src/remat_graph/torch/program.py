@@ -166,10 +166,14 @@ class Program:
     generic: Generic | None = field(init=False, default=None, repr=False, compare=False)
 
     @property
+    def taken(self) -> tuple[str, ...]:
+        """The variables that a call hands in: inputs, then constants."""
+        return (*(item.variable for item in self.inputs), *self.constants)
+
+    @property
     def resident(self) -> frozenset[str]:
         """The values that are there before the program runs."""
-        names = (*(i.variable for i in self.inputs), *self.constants)
-        return frozenset(self.storage[n] for n in names if n in self.storage)
+        return frozenset(self.storage[n] for n in self.taken if n in self.storage)
 
     def calls_by_variable(self) -> dict[str, Call]:
         """Give the call that makes each variable, also of views."""
@@ -254,9 +258,8 @@ class Program:
         while root in self.views:
             root = self.views[root].reads[0]
         sizes = [math.prod(self.facts[variable].shape) for variable in (name, root)]
-        inputs = {i.variable for i in self.inputs} | set(self.constants)
         is_all = sizes[0] == sizes[1] and self.facts[name].is_distinct
-        if root in inputs or root in taken or not is_all:
+        if root in self.taken or root in taken or not is_all:
             return name
         taken.add(root)
         return root
