@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ class Pooled(nn.Module):
         super().__init__()
         self.layer, self.leave, self.count = nn.Linear(8, 8), nn.Linear(8, 1), count
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.kept: int | None = None
 
     def forward(self, x: Tensor, graph: Tensor, same: Tensor) -> Tensor:
         rows = self.layer(x).tanh()
@@ -50,6 +52,45 @@ def of_counted_steps(model: Pooled, graph: Tensor) -> int:
     return int(graph.max()) + model.steps.item()
 
 
+def of_clamped(model: Pooled, graph: Tensor) -> int:
+    last = graph.max()
+    last.clamp_(min=8)
+    return int(last) + 1
+
+
+def of_data(model: Pooled, graph: Tensor) -> int:
+    graph.data.add_(1)
+    return int(graph.max()) + 1
+
+
+def of_several(model: Pooled, graph: Tensor) -> int:
+    torch._foreach_add_([graph], 1)
+    return int(graph.max()) + 1
+
+
+def of_small_numbers(model: Pooled, graph: Tensor) -> int:
+    small = graph.int() if graph.dtype is torch.int64 else graph
+    return int(small.max() + (2**31 - 1)) % 100 + 20
+
+
+def of_kept(model: Pooled, graph: Tensor) -> int:
+    model.kept = model.steps.item()
+    model.steps += 1
+    return int(graph.max()) + 1
+
+
+def of_kept_over_a_break(model: Pooled, graph: Tensor) -> int:
+    before = model.steps.item()
+    model.steps += 1
+    torch._dynamo.graph_break()
+    model.kept = before
+    return int(graph.max()) + 1 + before
+
+
+def of_many(model: Pooled, graph: Tensor) -> int:
+    return sum(graph[at].item() for at in range(4)) + 12
+
+
 def of_steps_before(model: Pooled, graph: Tensor) -> int:
     before = model.steps.item()
     model.steps += 1
@@ -65,11 +106,20 @@ READ = {
     "branch": lambda model, graph: 20 if graph.max().item() > 8 else 15,
     "empty": of_empty,
     "before": of_steps_before,
+    "kept": of_kept,
 }
 CHANGED = {
-    "written": of_writes, "written elsewhere": of_writes_to_the_same, "counted": of_counted_steps,
-}  # fmt: skip
-FAST = ("maximum", "last", "one more")
+    "written": of_writes,
+    "written elsewhere": of_writes_to_the_same,
+    "counted": of_counted_steps,
+    "clamped": of_clamped,
+    "data": of_data,
+    "several": of_several,
+    "too large": of_small_numbers,
+    "over a break": of_kept_over_a_break,
+    "many": of_many,
+}
+FAST = "maximum", "last", "one more", "kept", "written", "clamped"
 
 
 def batches(*, with_none: bool) -> list[tuple[Tensor, ...]]:
@@ -99,17 +149,19 @@ def breaks_of(count: Callable[[Pooled, Tensor], int], *, with_none: bool = False
             slopes = [parameter.grad for parameter in each.parameters()]
             found.append([loss.detach(), own, each.steps.clone(), *slopes])
         assert all(map(torch.equal, *found))
+        assert model.kept == planned.kept
     return sum(counters["graph_break"].values()) - before
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=() if n in FAST else pytest.mark.sweep) for n in READ],
-)
+def in_part(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(n, marks=() if n in FAST else pytest.mark.sweep) for n in names]
+
+
+@pytest.mark.parametrize("name", in_part(READ))
 def test_a_number_that_is_read_out_of_an_input_breaks_no_graph(name):
     assert breaks_of(READ[name], with_none=name == "empty") == 0
 
 
-@pytest.mark.parametrize("name", CHANGED)
-def test_one_that_is_written_to_before_is_read_where_it_is(name):
+@pytest.mark.parametrize("name", in_part(CHANGED))
+def test_one_that_may_have_changed_before_is_read_where_it_is(name):
     assert breaks_of(CHANGED[name])

@@ -29,7 +29,7 @@ from torch._logging._internal import log_state
 from remat.dynamo.drawn_numbers import DrawnNumbers
 from remat.dynamo.inner_gradients import break_at_backward, leave_out_leaves, note_switches
 from remat.dynamo.numpy_values import NumpyValues
-from remat.dynamo.read_numbers import read_before
+from remat.dynamo.read_numbers import ReadNumbers
 
 __all__ = ["patched"]
 
@@ -83,7 +83,7 @@ def patched(
         of_function = higher_order_ops.AutogradFunctionApplyVariable
         changes += ((of_function, _OF_FUNCTION, note_switches),)
     if hasattr(TensorVariable, _ITEM):
-        changes += ((TensorVariable, _ITEM, read_before),)
+        changes += ((TensorVariable, _ITEM, ReadNumbers().read),)
     if hasattr(TensorVariable, _BACKWARD):
         changes += ((TensorVariable, _BACKWARD, break_at_backward),)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
