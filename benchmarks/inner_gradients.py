@@ -13,7 +13,6 @@ own; see `peers.py` for how.
 from __future__ import annotations
 
 import argparse
-import copy
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -27,6 +26,7 @@ import remat
 from comparison import PLAIN, Runner, Variant, compare
 from inner_gradient_models import BLOCKS, MODELS, build
 from isolation import Ended, run_alone
+from peer_table import shown
 from provenance import write_results
 
 RESULTS = Path(__file__).parent / "results" / "inner_gradients.json"
@@ -41,7 +41,7 @@ def least_bytes(name: str) -> int:
     """Ask for the smallest budget that a plan is found for."""
     example = build(name)
     try:
-        remat.rematerialize(copy.deepcopy(example.model), example.args, budget=1, loss=example.loss)
+        remat.rematerialize(example.model, example.args, budget=1, loss=example.loss)
     except remat.BudgetTooSmall as error:
         return error.smallest_bytes
     raise AssertionError("one byte was enough")
@@ -75,18 +75,6 @@ def measure(name: str, of: str, against: str, rounds: int) -> dict[str, Any]:
     return {**asdict(pair), "peak_ratio": pair.peak_ratio}
 
 
-def shown(row: dict[str, Any]) -> str:
-    """Put a row into words."""
-    title = f"{row['model']}, {row['variant']} beside {row['against']}"
-    if "time_ratio" not in row:
-        return f"{title}: {row.get('error') or row['out_of_reach']}"
-    first, third = row["quartiles"]
-    return (
-        f"{title}: peak {row['peak_ratio']:.3f}, time {row['time_ratio']:.3f} "
-        f"({first:.3f} to {third:.3f}), gradients {row['gradient_error']:.0e} apart"
-    )
-
-
 def main() -> int:
     """Measure, print and write; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -110,7 +98,7 @@ def main() -> int:
             except Ended as error:
                 row["error"] = str(error)
             rows.append(row)
-            print(shown(row), flush=True)
+            print(f"{name}, {shown(row)}", flush=True)
             path = options.json or (None if options.quick else RESULTS)
             if path is not None:
                 write_results(path, {"rounds": rounds, "rows": rows})

@@ -75,7 +75,7 @@ def _patterns() -> list[tuple[str, str]]:
 def _inner_gradients() -> list[tuple[str, str]]:
     rows = results("inner_gradients")["rows"]
     beside = [row for row in rows if row["variant"] == "remat"]
-    faster = sum(row.get("time_ratio", 2) < 1 for row in beside)
+    faster = sum(outcome(row) == "faster" for row in beside)
     half = [row["time_ratio"] for row in rows if row["variant"] == "remat 0.5"]
     least = [row["peak_ratio"] for row in rows if row["variant"] == "remat, the least"]
     return [(

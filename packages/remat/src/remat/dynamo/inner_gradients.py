@@ -101,15 +101,20 @@ def _is_same_without(variable: Any, leaves: list[torch.Tensor]) -> bool:
     """Whether a returned value requires a gradient, or none, whether or not `leaves` do."""
     if not isinstance(variable, TensorVariable) or not variable.requires_grad:
         return True
-    waiting = [variable.as_proxy().node.meta["example_value"].grad_fn]
-    seen = {None}
+    functions = _behind(variable.as_proxy().node.meta["example_value"])
+    ends = (getattr(function, "variable", None) for function in functions)
+    return any(end is not None and all(end is not leaf for leaf in leaves) for end in ends)
+
+
+def _behind(tensor: torch.Tensor) -> set[Any]:
+    """Collect the functions that autograd runs for the gradient of a tensor."""
+    waiting, seen = [tensor.grad_fn], set[Any]()
     while waiting:
         function = waiting.pop()
-        if function not in seen:
+        if function is not None and function not in seen:
             seen.add(function)
             waiting += [following for following, _ in function.next_functions]
-    ends = (getattr(function, "variable", None) for function in seen)
-    return any(end is not None and all(end is not leaf for leaf in leaves) for end in ends)
+    return seen
 
 
 def note_switches(original: Any) -> Any:
@@ -119,18 +124,19 @@ def note_switches(original: Any) -> Any:
     """
 
     def trace_backward_graph(*args: Any, **kwargs: Any) -> Any:
-        create, switches = GradModeVariable.create, list[Any]()
+        create, switches = vars(GradModeVariable)["create"], list[Any]()  # a static method
 
         def noted(tx: Any, value: Any, initialized: bool = False, **rest: Any) -> Any:
             if not initialized:  # else Dynamo's own
                 switches.append(value)
             return create(tx, value, initialized, **rest)
 
-        GradModeVariable.create = noted  # type: ignore[assignment, method-assign]
+        kind: Any = GradModeVariable
+        kind.create = staticmethod(noted)
         try:
             traced = original(*args, **kwargs)
         finally:
-            GradModeVariable.create = create  # type: ignore[method-assign]
+            kind.create = create
         for node in traced[2].nodes:
             node.meta[_SWITCHES] = bool(switches)
         return traced
@@ -198,37 +204,21 @@ class AskedInputs:
         for at, tensor in asked.items():
             if tensor._backward_hooks or tensor.retains_grad:
                 return _HOOKED.format(self._names[at])
-        if not asked:
-            return None
-        made = [each for each in inputs if isinstance(each, torch.Tensor) and each.grad_fn]
-        for at, tensor in asked.items():
-            if any(each is not tensor and _comes_of(each, tensor) for each in made):
-                return _RELATED.format(self._names[at])
+        for made in inputs if asked else ():
+            if isinstance(made, torch.Tensor) and made.grad_fn is not None:
+                before = _behind(made) - {made.grad_fn}
+                ends = [getattr(function, "variable", None) for function in before]
+                for at, tensor in asked.items():
+                    if tensor.grad_fn in before or any(end is tensor for end in ends):
+                        return _RELATED.format(self._names[at])
         return None
-
-
-def _comes_of(made: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Whether autograd goes on from one tensor to another."""
-    waiting, seen = [made.grad_fn], {None}
-    while waiting:
-        function: Any = waiting.pop()
-        if function in seen:
-            continue
-        if getattr(function, "variable", None) is tensor or (
-            function is tensor.grad_fn and function is not made.grad_fn
-        ):
-            return True
-        seen.add(function)
-        waiting += [following for following, _ in function.next_functions]
-    return False
 
 
 def _runs_such(module: GraphModule, node: Node) -> bool:
     """Whether a node runs a graph that computes gradients, of a checkpoint or later of a hook."""
-    parts = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    graphs = [module.get_submodule(str(each.target)) for each in parts
-              if isinstance(getattr(module, str(each.target), None), GraphModule)]  # fmt: skip
-    return any(computes_gradients(each) for each in graphs if isinstance(each, GraphModule))
+    read = [str(each.target) for each in node.all_input_nodes if each.op == "get_attr"]
+    parts = (getattr(module, name, None) for name in read)
+    return any(isinstance(part, GraphModule) and computes_gradients(part) for part in parts)
 
 
 def _name_of(node: Node) -> str:

@@ -30,6 +30,11 @@ _SUMS: dict[Any, Any] = {operator.add: operator.add, operator.sub: operator.sub,
 _SMALL = 1 << 16  # what is added in 64 bits without an overflow, as Python adds it
 _MOST = 3  # numbers of a frame: each may choose a branch, and all choices are traced
 _OF_TORCH = "torch", "_operator", "builtins", "math"
+_IN_PLACE = frozenset({
+    operator.setitem, operator.delitem, operator.iadd, operator.iand, operator.iconcat,
+    operator.ifloordiv, operator.ilshift, operator.imatmul, operator.imod, operator.imul,
+    operator.ior, operator.ipow, operator.irshift, operator.isub, operator.itruediv, operator.ixor,
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,22 +137,19 @@ def _may_be_written(found: _Number) -> bool:
     examples = [node.meta["example_value"] for node in found.path]
     if any(example._version for example in examples):
         return True
-    traced = set(map(_traced_memory, examples))
-    (first, last) = _memory(found.path[0])
+    read = set(map(_traced_memory, examples))
+    begin, end = _memory(found.path[0])
     nodes = found.path[0].graph.nodes
-    inputs = [node for node in nodes if node.op == "placeholder"]
-    shared = {
-        _traced_memory(node.meta["example_value"])
-        for node in inputs
-        if _given(node) is not None and (begin := _memory(node))[0] < last and first < begin[1]
-    }
-    touched = {memory for node in nodes if not _is_pure(node) for memory in _touched(node)}
-    written = {
-        _traced_memory(node.meta["example_value"])
-        for node in inputs
-        if _given(node) is not None and node.meta["example_value"]._version
-    }
-    return bool((traced | shared) & (touched | written))
+    written = {memory for node in nodes if not _is_pure(node) for memory in _touched(node)}
+    for node in nodes:
+        if node.op == "placeholder" and _given(node) is not None:
+            example = node.meta["example_value"]
+            first, last = _memory(node)
+            if first < end and begin < last:
+                read.add(_traced_memory(example))
+            if example._version:
+                written.add(_traced_memory(example))
+    return not read.isdisjoint(written)
 
 
 def _touched(node: Node) -> Iterator[int | None]:
@@ -185,15 +187,10 @@ def _is_pure(node: Node) -> bool:
         return False
     if isinstance(target, torch._ops.OpOverload):
         return not target._schema.is_mutable
-    name = getattr(target, "__name__", "_")
     module = str(getattr(target, "__module__", None) or "torch").partition(".")[0]
-    is_in_place = name.endswith("_") or (name.startswith("i") and hasattr(operator, name))
     return (
         module in _OF_TORCH
+        and target not in _IN_PLACE
+        and not getattr(target, "__name__", "_").endswith("_")
         and not isinstance(target, (torch._ops.OpOverloadPacket, torch._ops.HigherOrderOperator))
-        and target not in (operator.setitem, operator.delitem)
-        and (not is_in_place or name in _NO_WRITES)
     )
-
-
-_NO_WRITES = frozenset({"index", "is_", "is_not", "inv", "invert", "indexOf"})

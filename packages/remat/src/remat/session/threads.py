@@ -91,7 +91,9 @@ class SharedRegion:
             refusal = None if region.runs_as_it_is else self.asked.refusal(inputs)
             if refusal is None:
                 return session.call(region, inputs)
-            session.breaks.append(f"{region.name} runs as it is: {refusal}")
+            reason = f"{region.name} runs as it is: {refusal}"
+            if reason not in session.breaks:  # it comes in each step
+                session.breaks.append(reason)
             region.runs_as_it_is = True
             try:
                 return session.call(region, inputs)
