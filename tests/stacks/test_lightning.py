@@ -1,5 +1,7 @@
 """Lightning trains a module that is rematerialized as a whole, or holds one that is."""
 
+import importlib
+
 import pytest
 import torch
 from stack_cases.models import (
@@ -9,7 +11,6 @@ from stack_cases.models import (
     rematerialized,
 )
 
-from loop_cases.frameworks import Lightning, fitted
 from loop_cases.models import batch, made, square
 
 pytestmark = [
@@ -19,41 +20,49 @@ pytestmark = [
 ]
 
 
-class ForwardModule(Lightning):
-    """A training step that calls `self.forward`, without the hooks of the module."""
-
-    def training_step(self, x, _):
-        return square(self.forward(x))
+@pytest.fixture(scope="module")
+def lightning():
+    return importlib.import_module("loop_cases.by_lightning")  # only here: it takes two seconds
 
 
-def trained(module, **options):
-    return fitted(module, [batch(step) for step in range(3)], **options)
+def trained(module, lightning, **options):
+    return lightning.fitted(module, [batch(step) for step in range(3)], **options)
 
 
-@pytest.mark.parametrize("kind", [Lightning, ForwardModule])
-def test_a_whole_module(kind):
-    module = trained(rematerialized(made(kind)))
+@pytest.mark.parametrize("by_forward", [False, True])
+def test_a_whole_module(lightning, by_forward):
+    class Module(lightning.Lightning):
+        """A training step that calls `self`, or `self.forward` without the module's hooks."""
+
+        def training_step(self, x, batch):
+            return square(self.forward(x)) if by_forward else super().training_step(x, batch)
+
+    module = trained(rematerialized(made(Module)), lightning)
     assert_planned(module)
-    assert_same_state(module, trained(made(kind)))
+    assert_same_state(module, trained(made(Module), lightning))
 
 
-def test_a_whole_module_planned_before_the_training():
-    module = rematerialized(made(Lightning), batch())
+def test_a_whole_module_planned_before_the_training(lightning):
+    module = rematerialized(made(lightning.Lightning), batch())
     plan = module.plan
-    trained(module)
+    trained(module, lightning)
     assert module.plan is plan
     assert_planned(module)
-    assert_same_state(module, trained(made(Lightning)))
+    assert_same_state(module, trained(made(lightning.Lightning), lightning))
 
 
 @pytest.mark.parametrize("part", [pytest.param(False, marks=pytest.mark.sweep), True])
-def test_mixed_precision(part):
-    module = made(Lightning)
+def test_mixed_precision(lightning, part):
+    module = made(lightning.Lightning)
     if part:
         module.net = rematerialized(module.net)
     else:
         module = rematerialized(module)
-    trained(module, precision="bf16-mixed")
+    trained(module, lightning, precision="bf16-mixed")
     assert not torch.is_autocast_enabled("cpu")
     assert_planned(module.net if part else module)
-    assert_moved_alike(module, trained(made(Lightning), precision="bf16-mixed"), made(Lightning))
+    assert_moved_alike(
+        module,
+        trained(made(lightning.Lightning), lightning, precision="bf16-mixed"),
+        made(lightning.Lightning),
+    )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import itertools
 import sys
 import types
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,7 @@ Cache: TypeAlias = "functools._lru_cache_wrapper[Any]"
 
 _NOT_THEIRS = sys.stdlib_module_names | {"numpy", "scipy", "sympy", "torch"}
 _FUNCTIONS = (types.FunctionType, type)
+_MAY_HOLD = {types.FunctionType, staticmethod, classmethod, functools._lru_cache_wrapper}
 
 
 def caches_within(module: torch.nn.Module) -> list[Cache]:
@@ -41,9 +43,10 @@ def caches_within(module: torch.nn.Module) -> list[Cache]:
                 pending.append(item.__name__)
             elif isinstance(item, _FUNCTIONS) and isinstance(item.__module__, str):
                 pending.append(item.__module__)
-        methods = [held for item in contents if type(item) is type for held in vars(item).values()]
-        for item in (*contents, *methods):
-            caches.update((id(cache), cache) for cache in _caches_of(item))
+        methods = (vars(item).values() for item in contents if type(item) is type)
+        for item in itertools.chain(contents, *methods):
+            if type(item) in _MAY_HOLD:
+                caches.update((id(cache), cache) for cache in _caches_of(item))
     return list(caches.values())
 
 
