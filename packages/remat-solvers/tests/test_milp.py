@@ -6,6 +6,7 @@ import subprocess
 import sys
 from types import SimpleNamespace
 
+import cvxpy as cp
 import numpy as np
 import pytest
 from cvxpy.error import SolverError
@@ -62,6 +63,17 @@ def test_limit_gap_start_and_bound_reach_the_back_end(back_end, capfd):
     full = dataclasses.replace(program, lower=np.ones(300))
     assert solve_program(full, seconds=NO_LIMIT, back_end=back_end).outcome is Outcome.INFEASIBLE
     assert capfd.readouterr() == ("", "")
+
+
+def test_the_canonical_form_of_a_program_is_written_once_for_a_solve_from_a_start(monkeypatch):
+    program = knapsacks(60, 5)
+    start = solve_program(program, seconds=NO_LIMIT, gap=0.5).point
+    written, write = [], cp.Problem.get_problem_data
+    monkeypatch.setattr(
+        cp.Problem, "get_problem_data", lambda *a, **k: written.append(a) or write(*a, **k)
+    )
+    solve_program(program, seconds=NO_LIMIT, start=start)
+    assert len(written) == 1
 
 
 def test_large_linear_programs_by_an_interior_point_are_solved_as_well(monkeypatch):

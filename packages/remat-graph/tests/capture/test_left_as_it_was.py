@@ -15,6 +15,7 @@ from torch.fx import symbolic_trace
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from remat_graph.torch import capture, capture_region, left_as_it_was
+from remat_graph.torch.tracing import caches
 
 X = torch.rand(3, 4)
 
@@ -210,3 +211,16 @@ def test_a_lazy_graph_keeps_the_code_that_it_writes_of_itself():
     with left_as_it_was(graph):
         graph(torch.ones(1))
     assert "relu" in graph.code.lower()
+
+
+@functools.lru_cache(maxsize=1)
+def positions():
+    return torch.arange(4.0)
+
+
+def test_caches_are_sought_in_the_code_of_a_model_and_not_in_ours_or_that_of_its_tests():
+    """Which this file refers to: to look through all that takes longer than to trace a layer."""
+    found = caches.caches_within(Storing(counts))
+    assert any(cache is positions for cache in found)
+    names = {cache.__module__.partition(".")[0] for cache in found}
+    assert not names & {"remat_graph", "pytest", "_pytest", "hypothesis"}

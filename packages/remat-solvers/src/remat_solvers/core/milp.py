@@ -244,9 +244,11 @@ def _run(
     from cvxpy.error import SolverError  # noqa: PLC0415 - takes a second
 
     try:
-        options = _options(problem, x, seconds, gap, start, back_end) | more
-        warm_start = options.pop("warm_start", True)
+        options = _options(x, seconds, gap, back_end) | more
+        if start is not None and back_end == _GUROBI:
+            x.value = start  # which the canonical form holds
         data, chain, inverse = problem.get_problem_data(back_end, solver_opts=options)
+        warm_start = _hand_over(problem, start, back_end)
     except Exception as error:  # each back end has its own, as where a licence has ended
         raise BackEndFailed(back_end, len(program.cost), error) from error
 
@@ -291,14 +293,7 @@ def _confront(answer: Answer, program: Program, start: Floats | None, back_end: 
     return Answer(Outcome.STOPPED, point, value, -math.inf)
 
 
-def _options(
-    problem: cp.Problem,
-    x: cp.Variable,
-    seconds: float,
-    gap: float,
-    start: Floats | None,
-    back_end: str,
-) -> dict[str, Any]:
+def _options(x: cp.Variable, seconds: float, gap: float, back_end: str) -> dict[str, Any]:
     """Say it in the words of the back end."""
     if back_end == HIGHS:
         # Of 89,000 columns, the simplex method took 39 s, an interior point with crossover 2 s.
@@ -309,19 +304,14 @@ def _options(
             "mip_rel_gap": gap,
             "threads": 1,
             "parallel": "off",
-            "warm_start": start is not None and _hand_over(problem, start),
         }
     if back_end == _GUROBI:
         import gurobipy  # noqa: PLC0415 - an extra
 
-        if start is not None:
-            _cache(problem, back_end).pop(back_end, None)  # else the solve before is the start
-            x.value = start
         return {
             "TimeLimit": max(seconds, 0.01),
             "MIPGap": gap,
             "Threads": 1,
-            "warm_start": start is not None,
             "reoptimize": True,  # to tell infeasible from unbounded
             # Of its own, as threads may not share one; the default one prints its licence.
             "env": gurobipy.Env(params={"OutputFlag": 0}),
@@ -335,24 +325,27 @@ def _kind(integral: NDArray[np.bool_]) -> dict[str, Any]:
     return {"integer": True if integral.all() else list(np.nonzero(integral))}
 
 
-def _hand_over(problem: cp.Problem, start: Floats) -> bool:
-    """Leave a start point where CVXPY's HiGHS interface looks for that of the solve before."""
+def _hand_over(problem: cp.Problem, start: Floats | None, back_end: str) -> bool:
+    """Leave a start point where CVXPY's interface looks for that of the solve before, if it does.
+
+    Gurobi's looks at the variables only if there was none. Once the canonical form is there, as the
+    first one empties that place.
+    """
+    if back_end not in (HIGHS, _GUROBI):
+        return True
+    cache = getattr(problem, "_solver_cache", None)
+    if start is None or not isinstance(cache, dict):
+        return False
+    if back_end == _GUROBI:
+        cache.pop(back_end, None)
+        return True
     import highspy  # noqa: PLC0415 - only this back end needs it
 
     solution = highspy.HighsSolution()
     solution.col_value = start.tolist()
     solution.value_valid = True
-    cache = _cache(problem, HIGHS)
     cache[HIGHS] = (None, None, {"model_status": "kOptimal", "solution": solution})
-    return getattr(problem, "_solver_cache", None) is cache
-
-
-def _cache(problem: cp.Problem, back_end: str) -> dict[str, Any]:
-    """Find where CVXPY's interfaces keep the solve before, if this version has it."""
-    if problem.solver_stats is None:
-        problem.get_problem_data(back_end)  # the first solve, which would empty it
-    cache = getattr(problem, "_solver_cache", None)
-    return cache if isinstance(cache, dict) else {}
+    return True
 
 
 def _read(problem: cp.Problem, x: cp.Variable, program: Program) -> Answer:

@@ -22,7 +22,9 @@ __all__ = ["Cache", "caches_within", "tensors_forgotten"]
 
 Cache: TypeAlias = "functools._lru_cache_wrapper[Any]"
 
-_NOT_THEIRS = sys.stdlib_module_names | {"numpy", "scipy", "sympy", "torch"}
+_OURS = {"remat", "remat_exec", "remat_graph", "remat_partition", "remat_solvers"}
+_OF_TESTS = {"_pytest", "hypothesis", "pytest"}  # with thousands of entries, which tests would read
+_NOT_THEIRS = {"numpy", "scipy", "sympy", "torch"} | sys.stdlib_module_names | _OURS | _OF_TESTS
 _FUNCTIONS = (types.FunctionType, type)
 _MAY_HOLD = {types.FunctionType, staticmethod, classmethod, functools._lru_cache_wrapper}
 
