@@ -27,10 +27,12 @@ def nothing_stays():
 class Chosen(nn.Module):
     """Goes on with the rows that the data choose, as detectors and experts do."""
 
-    def __init__(self, width=64):
+    def __init__(self, width=64, depth=3):
         super().__init__()
         self.enter, self.leave = (
-            nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(3)))
+            nn.Sequential(
+                *(nn.Sequential(nn.Linear(width, width), nn.GELU()) for _ in range(depth))
+            )
             for _ in range(2)
         )
 
@@ -61,7 +63,7 @@ def pair():
 def test_each_step_has_other_sizes_and_all_are_planned(budget):
     original, plain, most = pair()
     budget = int(0.7 * most) if budget == "bytes" else budget
-    model = remat.rematerialize(original, budget=budget, limit_seconds=1.0)
+    model = remat.rematerialize(original, budget=budget, limit_seconds=0.1)
     peaks = []
     for at, x in enumerate(batches(6)):
         step(plain, x)
@@ -217,7 +219,7 @@ class PutBack(Chosen):
 def test_rows_that_are_put_back_where_they_were_train_right(of_other_lengths):
     """The gradient of the rows is of a size that data decide within the graph."""
     torch.manual_seed(0)
-    plain = PutBack()
+    plain = PutBack(depth=1)
     model = remat.rematerialize(copy.deepcopy(plain), budget="1GiB", limit_seconds=0.1)
     for at, x in enumerate(batches(5)):
         for each in (plain, model):

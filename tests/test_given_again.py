@@ -36,7 +36,7 @@ class Perceptrons(nn.Module):
 def planned(model, x, budget, **options):
     return remat.rematerialize(
         model, x, budget=budget, kernels="inductor", wait=True, costs="estimate",
-        limit_seconds=0.3, **options,
+        limit_seconds=0.1, **options,
     )  # fmt: skip
 
 

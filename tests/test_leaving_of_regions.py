@@ -89,8 +89,8 @@ def predicted(model):
 )
 def test_they_are_seen_and_planned_for(regions):
     eager, module, _ = hooked()
-    held = remat.rematerialize(Halves(), budget=4 * HELD, regions=regions)
-    model = remat.rematerialize(module, budget=4 * HELD, regions=regions)
+    held = remat.rematerialize(Halves(), budget=4 * HELD, regions=regions, limit_seconds=0.1)
+    model = remat.rematerialize(module, budget=4 * HELD, regions=regions, limit_seconds=0.1)
     for _ in range(4):
         step(eager)
         measured = step(model)
@@ -165,7 +165,7 @@ def test_where_they_stay_and_nothing_fits_it_is_refused():
 
 def test_accumulated_ones_never_leave():
     eager, module, hooks = hooked()
-    model = remat.rematerialize(module, budget=4 * HELD)
+    model = remat.rematerialize(module, budget=4 * HELD, limit_seconds=0.1)
     for at in range(6):
         for each in hooks:
             each.keeps = at % 2 == 0
@@ -178,7 +178,7 @@ def test_accumulated_ones_never_leave():
 @pytest.mark.sweep
 def test_one_of_two_regions_stays_to_the_backward_of_the_first():
     eager, module, _ = hooked(tied=True)
-    model = remat.rematerialize(module, budget=4 * HELD)
+    model = remat.rematerialize(module, budget=4 * HELD, limit_seconds=0.1)
     for _ in range(4):
         step(eager)
         measured = step(model)

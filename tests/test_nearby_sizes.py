@@ -164,7 +164,7 @@ def test_many_sizes_run_by_few_plans(monkeypatch: pytest.MonkeyPatch, traces: li
     monkeypatch.setattr(planner, "rehearsed", counted)
     monkeypatch.setattr(nearby_sizes, "rehearsed", counted)
     torch.manual_seed(0)
-    model = Attention(0.2)
+    model = Attention(0.2, depth=1)
     run = remat.rematerialize(model, budget=0.8, limit_seconds=0.1)
     lengths = random.Random(0).choices(range(8, 64), k=14)
     for at, length in enumerate(lengths):

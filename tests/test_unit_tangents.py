@@ -225,7 +225,11 @@ def two():
     model.zero_grad(set_to_none=True)
     budget = int(0.6 * peak.peak_bytes)
     planned = remat.rematerialize(
-        copy.deepcopy(model), budget=budget, numerics="rounding", costs="estimate"
+        copy.deepcopy(model),
+        budget=budget,
+        numerics="rounding",
+        costs="estimate",
+        limit_seconds=0.1,
     )
     planned(model.ids)[0].backward()
     assert "1 make gradients in the forward" in str(planned.plan)
@@ -317,11 +321,12 @@ def test_a_plan_with_gradients_in_the_forward_is_followed(tmp_path):
     with torch.device("meta"):
         meta = Language()
     ids = torch.empty(2, 64, dtype=torch.long, device="meta")
-    planned = remat.plan(meta, (ids,), budget=budget, numerics="rounding", costs="estimate")
+    options = {"numerics": "rounding", "limit_seconds": 0.1}
+    planned = remat.plan(meta, (ids,), budget=budget, costs="estimate", **options)
     assert "1 make gradients in the forward" in str(planned)
     planned.save(tmp_path / "plan.json")
     followed = remat.rematerialize(
-        copy.deepcopy(model), (model.ids,), plan=tmp_path / "plan.json", numerics="rounding"
+        copy.deepcopy(model), (model.ids,), plan=tmp_path / "plan.json", **options
     )
     with measure_peak() as peak:
         followed(model.ids).backward()

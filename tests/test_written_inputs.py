@@ -157,7 +157,7 @@ def trained(write, share, **options):
     plain = Writing(write)
     original, x = copy.deepcopy(plain), torch.randn(4, 20, 8)
     budget = int(share * step(copy.deepcopy(plain), x))
-    options |= {"limit_seconds": 0.5, "costs": "estimate"}
+    options |= {"limit_seconds": 0.1, "costs": "estimate"}
     model = remat.rematerialize(original, budget=budget, **options)
     peaks = []
     for _ in range(5):
