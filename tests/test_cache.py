@@ -52,7 +52,7 @@ def work(monkeypatch):
 
 
 def rematerialized(budget=0.6):
-    model = remat.rematerialize(mlp(), BATCH, budget=budget, limit_seconds=2)
+    model = remat.rematerialize(mlp(), BATCH, budget=budget, limit_seconds=0.2)
     return model.plan
 
 

@@ -62,7 +62,7 @@ def test_what_no_plan_with_all_gradients_reaches_is_reached(optimizer):
     eager = copy.deepcopy(module)
     for each in (eager, module):
         hook_all(each, optimizer)
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.2)
     for at in range(4):
         step(eager, x)
         with measure_peak() as peak:
@@ -101,7 +101,7 @@ def test_hooks_that_keep_gradients_change_nothing():
 def test_gradients_that_stay_against_a_plan_are_told_of_and_planned_for():
     module, x = chain()
     hook_all(module, keeps=True)
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.2)
     with pytest.warns(BudgetWarning, match="gradients stayed"):
         step(model, x)
     model.zero_grad()
@@ -113,7 +113,7 @@ def test_gradients_that_are_asked_for_are_those_of_eager():
     module, x = chain()
     expected = torch.autograd.grad(module(x).square().sum(), list(module.parameters()))
     hook_all(module)
-    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=2)
+    model = remat.rematerialize(module, budget=TIGHT, limit_seconds=0.2)
     with pytest.warns(BudgetWarning, match="gradients stay"):
         given = torch.autograd.grad(model(x).square().sum(), list(module.parameters()))
     assert all(map(torch.equal, expected, given))
@@ -121,10 +121,10 @@ def test_gradients_that_are_asked_for_are_those_of_eager():
 
 def test_a_plan_that_was_told_is_saved_and_used(tmp_path):
     module, x = chain()
-    told = remat.plan(module, (x,), budget=TIGHT, limit_seconds=2, optimizer_in_backward=True)
+    told = remat.plan(module, (x,), budget=TIGHT, limit_seconds=0.2, optimizer_in_backward=True)
     assert "gradients leave" in str(told)
     with pytest.raises(BudgetTooSmall):
-        remat.plan(module, (x,), budget=TIGHT, limit_seconds=2)
+        remat.plan(module, (x,), budget=TIGHT, limit_seconds=0.2)
     told.save(tmp_path / "plan.json")
     hook_all(module)
     model = remat.rematerialize(module, plan=tmp_path / "plan.json")
@@ -183,7 +183,7 @@ def test_a_schedule_that_holds_gradients_takes_less_when_they_leave():
     left = remat.plan(module, (x,), budget="1GiB", costs="estimate", optimizer_in_backward=True)
     held = without_leaves(left.graph)
     assert without_leaves(held) is held
-    for schedule in (store_all(held), smallest_budget(held, limit_seconds=1).schedule):
+    for schedule in (store_all(held), smallest_budget(held, limit_seconds=0.2).schedule):
         late = put_in_leaves(left.graph, schedule)
         assert reads_after_leaving(left.graph, late) is None
         assert simulate(left.graph, late).peak_bytes < simulate(held, schedule).peak_bytes
@@ -234,6 +234,6 @@ def test_a_hook_that_changes_a_parameter_still_to_be_read_is_refused(budget):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         step(module, x)
     module.zero_grad()
-    model = remat.rematerialize(module, budget=budget, limit_seconds=2)
+    model = remat.rematerialize(module, budget=budget, limit_seconds=0.2)
     with pytest.raises(remat.BackwardError, match="own gradient was there"):
         step(model, x)

@@ -83,9 +83,9 @@ def step_in_backward(module, optimizer):
 def schedules(model):
     """Store everything, and what recomputes more and more."""
     graph = made(model)[2].graph
-    stored, least = store_all(graph), smallest_budget(graph, limit_seconds=1).schedule
+    stored, least = store_all(graph), smallest_budget(graph, limit_seconds=0.2).schedule
     most, fewest = (simulate(graph, schedule).peak_bytes for schedule in (stored, least))
-    half = solve(graph, (most + fewest) // 2, limit_seconds=1).schedule
+    half = solve(graph, (most + fewest) // 2, limit_seconds=0.1).schedule
     return [leave_late(graph, schedule) for schedule in (stored, half, least)]
 
 

@@ -33,13 +33,13 @@ class Net(nn.Module):
 
 @pytest.fixture(scope="module")
 def plan():
-    return remat.plan(Net(), torch.ones(256, 32), budget=0.7, costs="estimate")
+    return remat.plan(Net(), torch.ones(256, 32), budget=0.7, costs="estimate", limit_seconds=0.1)
 
 
 @pytest.fixture(scope="module")
 def page(plan, tmp_path_factory):
     file = tmp_path_factory.mktemp("report") / "report.html"
-    curve = remat.tradeoff(plan.graph, points=2, limit_seconds=2.0)
+    curve = remat.tradeoff(plan.graph, points=2, limit_seconds=0.2)
     plan.report(file, curve=curve)
     return file
 

@@ -16,6 +16,7 @@ import enum
 import functools
 import importlib.metadata
 import inspect
+import os
 import signal
 import sys
 import threading
@@ -23,7 +24,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
-from pathlib import Path
 from types import MappingProxyType
 
 __all__ = [
@@ -152,7 +152,8 @@ def find_plugins(group: str) -> Mapping[str, tuple[Plugin, ...]]:
 def _changed(path: str) -> int | None:
     """Tell when a folder of the path last changed, in ns; `None` if there is none."""
     try:
-        return Path(path).stat().st_mtime_ns
+        # Asked of each folder whenever a plugin is: pathlib takes three times as long.
+        return os.stat(path or ".").st_mtime_ns  # noqa: PTH116
     except OSError:
         return None
 
