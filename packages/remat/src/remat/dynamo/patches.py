@@ -12,7 +12,7 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch._dynamo import guards, output_graph, pgo, symbolic_convert, trace_rules
+from torch._dynamo import guards, output_graph, pgo, side_effects, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.pgo import CodeId, CodeState
 from torch._dynamo.source import AttrSource
@@ -26,6 +26,7 @@ from torch._dynamo.variables import (
 )
 from torch._logging._internal import log_state
 
+from remat.dynamo.bounded_deques import know_bound, write_within_bound
 from remat.dynamo.drawn_numbers import DrawnNumbers
 from remat.dynamo.inner_gradients import break_at_backward, leave_out_leaves, note_switches
 from remat.dynamo.numpy_values import NumpyValues
@@ -59,7 +60,12 @@ def patched(
         (misc.DebuggingVariable, "call_function", _warn_later),
         (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
-        (builder.VariableBuilder, "_wrap", lambda _wrap: of_numpy.wrap(drawn.draw(_wrap))),
+        (
+            builder.VariableBuilder,
+            "_wrap",
+            lambda _wrap: of_numpy.wrap(drawn.draw(know_bound(_wrap))),
+        ),
+        (side_effects.SideEffects, "codegen_update_mutated", write_within_bound),
         (misc.NumpyVariable, "call_function", of_numpy.call),
         (
             output_graph.SubgraphTracer,
