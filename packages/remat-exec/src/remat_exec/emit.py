@@ -68,6 +68,11 @@ class Writer:
         self.lowered: dict[str, torch.dtype | None] = {}
         self.partial: dict[str, Call] = {}
         self.compared: frozenset[str] = frozenset()
+        self._graphs = {  # of an operator such as `torch.cond`: autograd could not save them
+            name: constant
+            for name, constant in program.constants.items()
+            if not isinstance(constant, torch.Tensor)
+        }
         self._entry: set[str] = set()
         self._bound: set[str] = set()
         self._of_value: dict[str, list[str]] = {}
@@ -169,6 +174,8 @@ class Writer:
         self._bound.difference_update(bound)
 
     def _require(self, name: str) -> None:
+        if name in self._graphs:
+            return
         if name in self.live:
             if name in self._entry:
                 self.read_at_entry.add(name)
@@ -333,7 +340,8 @@ class Writer:
 
     def _argument(self, item: Any) -> str:
         if isinstance(item, Variable):
-            return item.name
+            graph = self._graphs.get(item.name)
+            return item.name if graph is None else self._bind(item.name, graph)
         if isinstance(item, (list, tuple)):
             inner = ", ".join(self._argument(part) for part in item)
             return f"[{inner}]"
