@@ -147,6 +147,17 @@ def test_a_changed_closure_is_followed():
     assert model.plan is first
 
 
+def test_a_forward_of_torchs_own_that_is_replaced_is_followed(monkeypatch):
+    forward = nn.Linear.forward
+
+    def change(_, step):
+        replaced = (forward, lambda linear, x: 2 * forward(linear, x), forward)[step]
+        monkeypatch.setattr(nn.Linear, "forward", replaced)
+
+    calls = [batch()] * 3
+    assert_close(run(planned(), *calls, change=change), run(net(), *calls, change=change))
+
+
 def test_hooks_of_all_modules_registered_later_are_noticed():
     def double(module, _, output):
         return output * 2 if isinstance(module, nn.Linear) else None

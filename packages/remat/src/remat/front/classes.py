@@ -12,7 +12,7 @@ import torch
 
 __all__ = ["Classes"]
 
-_OF_OTHERS = ("torch.nn.", "builtins", "abc", "typing")
+_OF_OTHERS = ("torch.nn.modules.module.", "builtins", "abc", "typing")
 
 
 class Classes:
