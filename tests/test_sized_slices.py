@@ -102,7 +102,7 @@ def test_new_sizes_run_in_slices_within_the_budget_and_right(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, batch, share = MODELS[name]
-    draw, steps = random.Random(1), 6
+    draw, steps = random.Random(1), 8
     batches = [batch(draw, at) for at in range(steps)]
     torch.manual_seed(0)
     eager = make()
