@@ -23,6 +23,7 @@ import torch
 from remat.dynamo import DynamoGraph
 from remat.dynamo.checkpoints import with_checkpoints_of_eager
 from remat.dynamo.inner_gradients import AskedInputs
+from remat.dynamo.modes import Modes
 from remat.dynamo.parts import GraphParts
 from remat.dynamo.written_inputs import WrittenInputs
 from remat.errors import BudgetWarning
@@ -51,6 +52,7 @@ class SharedRegion:
     is_part: bool = False
     written: WrittenInputs = field(default_factory=WrittenInputs, init=False)
     asked: AskedInputs = field(init=False)
+    _modes: Modes = field(init=False)
     counters: Counters = field(init=False)
     _name: str = field(init=False)
     _cut_at: frozenset[int] | None = field(default=None, init=False)
@@ -62,6 +64,7 @@ class SharedRegion:
             graph = self.dynamo_graph
             self.written = WrittenInputs.of(graph.graph, whole=graph.whole)
         self.asked = AskedInputs(self.dynamo_graph.graph)
+        self._modes = Modes(self.dynamo_graph.graph)
         self.counters = Counters(self.dynamo_graph.graph)
         self._name = name_of(self.dynamo_graph)
         sessions = self.sessions()
@@ -76,7 +79,9 @@ class SharedRegion:
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the region, as Dynamo calls it; as it is in a thread that only evaluates."""
-        return self.written.put(self._run(*inputs), inputs)
+        outputs = self.written.put(self._run(*inputs), inputs)
+        self._modes.leave()
+        return outputs
 
     def _run(self, *inputs: Any) -> Any:
         sessions = self.sessions()
@@ -88,7 +93,8 @@ class SharedRegion:
             returned = parts.run(self._regions_of(parts), inputs)
             return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
-            refusal = None if region.runs_as_it_is else self.asked.refusal(inputs)
+            refusal = self._modes.refusal or self.asked.refusal(inputs)
+            refusal = None if region.runs_as_it_is else refusal
             if refusal is None:
                 return session.call(region, inputs)
             reason = f"{region.name} runs as it is: {refusal}"
