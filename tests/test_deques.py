@@ -56,3 +56,23 @@ def test_a_full_deque_lets_go_of_what_is_at_its_other_end(kind):
         assert torch.equal(got, expected)
     assert len(model.last) == 3
     assert not model.plan.breaks
+
+
+class NoStates(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.last = nn.Linear(16, 16), deque(maxlen=0)
+
+    def forward(self, states):
+        states = self.body(states)
+        self.last.append(states)
+        return states * (1 + len(self.last))
+
+
+def test_nothing_stays_in_a_deque_that_holds_nothing():
+    torch.manual_seed(0)
+    original = NoStates()
+    model = remat.rematerialize(copy.deepcopy(original), budget=10**9, limit_seconds=0.1)
+    for states in STATES[:3]:
+        assert torch.equal(model(states), original(states))
+        model(states).square().mean().backward()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
+from torch._dynamo.exc import unimplemented
 from torch._dynamo.guards import GuardBuilder, install_guard
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import ConstantVariable
@@ -22,6 +23,13 @@ def know_bound(original: Any) -> Any:
 
     def wrap(self: Any, value: Any) -> Any:
         made = original(self, value)
+        if type(value) is deque and value.maxlen == 0:
+            unimplemented(
+                gb_type="a deque with maxlen=0",
+                context=str(self.source),
+                explanation="What is appended to it would stay (torch 2.13).",
+                hints=[],
+            )
         if type(value) is deque and value.maxlen is not None and isinstance(made, DequeVariable):
             made.maxlen = ConstantVariable.create(value.maxlen)
             install_guard(AttrSource(self.source, "maxlen").make_guard(GuardBuilder.CONSTANT_MATCH))
