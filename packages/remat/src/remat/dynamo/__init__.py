@@ -10,8 +10,10 @@ from remat.dynamo.graphs import (
     is_last_compilation,
     let_through,
 )
+from remat.dynamo.nested_breaks import Across
 
 __all__ = [
+    "Across",
     "DynamoGraph",
     "compile_frames",
     "compiled_call",

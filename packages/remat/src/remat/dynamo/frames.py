@@ -45,6 +45,7 @@ from remat.dynamo.graphs import (
     read_graph,
 )
 from remat.dynamo.inner_gradients import TRACED
+from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
@@ -89,6 +90,7 @@ class _Frames:
         watched: torch.nn.Module | None,
         roots: set[CodeType],
         allow_rnn: Callable[[], bool],
+        across: Across,
     ) -> None:
         functools.update_wrapper(self, compile_frame, updated=())
         self._torchdynamo_orig_backend = compile_frame  # by which Dynamo tells back ends apart
@@ -99,6 +101,9 @@ class _Frames:
         self.guards: WeakSet[GuardManagerWrapper] = WeakSet()
         self.graphs: WeakSet[_Held] = WeakSet()
         self._failures: Counter[CodeType] = Counter()
+        self._alone: set[CodeType] = set()
+        self._across = across
+        self._goes_on = across.asked
         self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)
         self._traced: dict[CodeType, tuple[int, int]] = {}
         self.calls = 0
@@ -114,17 +119,33 @@ class _Frames:
         code = frame.f_code
         if self._failures[code] >= _TRIES:
             return _AS_IT_IS
-        settings = self._settings | {
-            "allow_rnn": self._allow_rnn(),
-            "skip_nnmodule_hook_guards": self._is_of_watched(frame),
-        }
+        met = self.met
+        goes_on = self._goes_on and code not in self._alone
+        result = self._compiled(frame, rest, NESTED if goes_on else ALONE)
+        if result is None:
+            self._alone.add(code)
+            self.met = met
+            result = self._compiled(frame, rest, ALONE)
+        return result
+
+    def _compiled(self, frame: Any, rest: Any, nested: dict[str, Any]) -> Any:
+        """Compile a frame; `None` if that failed, and is to be tried without what is `nested`."""
+        code = frame.f_code
+        settings = (
+            self._settings
+            | nested
+            | {
+                "allow_rnn": self._allow_rnn(),
+                "skip_nnmodule_hook_guards": self._is_of_watched(frame),
+            }
+        )
         with (
             quietly(),
             collector_at_rest(),
             compile_lock,
             config.patch(settings),
             symbolic_math(),
-            patched(self._skipped, self._numbers),
+            patched(self._skipped, self._numbers, as_before=nested is ALONE),
         ):
             before = self.code, self.name
             breaks = counters["graph_break"].copy()
@@ -136,6 +157,8 @@ class _Frames:
                 # A defect of Dynamo's, or an error of the user's, which eager tells in its words.
                 if _UNGUARDED in str(error):
                     raise
+                if nested is not ALONE:
+                    return None
                 self._failures[code] += 1
                 self._skipped(f"{_place(frame)} runs as it is: {_failure(error)}")
                 return _AS_IT_IS
@@ -146,8 +169,10 @@ class _Frames:
                 self.codes.add(code)
                 self.guards.add(result.guarded_code.guard_manager)
                 self._warn_of_tracing(code)
+            new = counters["graph_break"] - breaks
+            self._across.see(new)
             if not self.has_graph:
-                self._tell(counters["graph_break"] - breaks)
+                self._tell(new)
             if result.guarded_code is not None or trace_rules.check(code):
                 return result
         # Dynamo would leave the code alone from now on, in every model, even if what failed was an
@@ -161,11 +186,11 @@ class _Frames:
     @contextlib.contextmanager
     def forgiving(self) -> Iterator[None]:
         """Do not count failures in a call that raises, as one of other sizes than fit together."""
-        before = self._failures.copy()
+        before = self._failures.copy(), self._alone.copy()
         try:
             yield
         except Exception:  # a call that only prepares ends by no error
-            self._failures = before
+            self._failures, self._alone = before
             raise
 
     def _tell(self, breaks: Iterable[str]) -> None:
@@ -207,6 +232,7 @@ def compile_frames(
     compile_graph: Callable[[DynamoGraph, Sequence[Any]], Callable[..., Any]],
     skipped: Callable[[str], None],
     *,
+    across: Across,
     allow_rnn: Callable[[], bool] = lambda: True,
     model: torch.nn.Module | None = None,
     watched: torch.nn.Module | None = None,
@@ -216,7 +242,8 @@ def compile_frames(
     A size is taken as it is until a call has another: then it is a symbol of the graph. What
     `compile_graph` raises comes out unchanged. `skipped` is called with what runs as it is,
     and why; those that they call have graphs of their own. `allow_rnn` is asked at each frame
-    whether RNNs are part of graphs. Operations of submodules of `model` are
+    whether RNNs are part of graphs. `across` is told of gradients that are asked for across breaks;
+    if it was before, graphs go on behind those. Operations of submodules of `model` are
     named after them. `watched` is a module, the only one of its class, whose submodules have hooks,
     or none, where they had them in earlier calls: its forward does not check that again. What
     Dynamo compiled goes with the function that is returned.
@@ -263,7 +290,7 @@ def compile_frames(
     codes = [WITHIN]
     codes += [code for each in _run_by(function, model) for code in _codes_of(each)]
     roots = {WITHIN, next(_codes_of(function), WITHIN)}
-    frames = _Frames(context.callback, settings, skipped, watched, roots, allow_rnn)
+    frames = _Frames(context.callback, settings, skipped, watched, roots, allow_rnn, across)
     context.callback = frames  # type: ignore[assignment]
     compiled = context(function)
 

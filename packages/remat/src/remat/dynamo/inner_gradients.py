@@ -22,6 +22,7 @@ from remat_graph.torch import CaptureError, computes_gradients
 __all__ = [
     "TRACED",
     "AskedInputs",
+    "allow_made_before",
     "break_at_backward",
     "leave_out_leaves",
     "let_differentiate_again",
@@ -38,6 +39,7 @@ _RELATED = (
     "the forward asks torch.autograd.grad for the gradient of {}, of which another of its inputs "
     "was made before the call: what comes through that one a plan would leave out"
 )
+_BEFORE_BREAK = "__nested_frame_values"  # torch 2.13
 _KEYS = re.compile(r"\['([^']+)'\]")
 _CUSTOM = torch.ops.higher_order.autograd_function_apply
 _SWITCH = torch._C._set_grad_enabled
@@ -52,6 +54,15 @@ def break_at_backward(original: Any) -> Any:
             return original(*args, **kwargs)
 
     return method_backward
+
+
+def allow_made_before(_: Any) -> Any:
+    """Let a gradient depend on inputs that were made before, as behind a break of the graph.
+
+    Dynamo breaks there: autograd may go on through what made them, to what is asked for. Where it
+    does, `AskedInputs` refuses the call.
+    """
+    return lambda tensor: set()
 
 
 def leave_out_leaves(original: Any) -> Any:
@@ -225,5 +236,7 @@ def _name_of(node: Node) -> str:
     """Name an input as the forward does."""
     origin = node.meta.get("grapharg")
     source = "" if origin is None or origin.source is None else str(origin.source.name)
+    if _BEFORE_BREAK in source:
+        return "a value from before a break"
     keys = [key for key in _KEYS.findall(source) if key != "self"]
     return ".".join(keys) or node.name

@@ -24,11 +24,18 @@ from torch._dynamo.variables import (
     higher_order_ops,
     misc,
 )
+from torch._dynamo.variables import torch as torch_variables
 from torch._logging._internal import log_state
 
 from remat.dynamo.bounded_deques import know_bound, write_within_bound
 from remat.dynamo.drawn_numbers import DrawnNumbers
-from remat.dynamo.inner_gradients import break_at_backward, leave_out_leaves, note_switches
+from remat.dynamo.inner_gradients import (
+    allow_made_before,
+    break_at_backward,
+    leave_out_leaves,
+    note_switches,
+)
+from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
 from remat.dynamo.numpy_values import NumpyValues
 from remat.dynamo.read_numbers import ReadNumbers
 
@@ -41,18 +48,24 @@ _CHECK_LEAVES = "_check_requires_grad_intermediate_outputs"  # torch 2.11 breaks
 _BACKWARD = "method_backward"  # traced as `autograd.grad` is, by the same setting
 _ITEM = "method_item"
 _OF_FUNCTION = "trace_backward_graph"  # of a custom `autograd.Function`
+_MADE_BEFORE = "_collect_all_grad_fns"  # of inputs, which a gradient may not come to
+_GO_ON = "should_compile_partial_graph", "_can_speculate_comprehension_nested"  # behind a break
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
 @contextmanager
 def patched(
-    report_break: Callable[[str], None], numbers: defaultdict[CodeId, CodeState]
+    report_break: Callable[[str], None],
+    numbers: defaultdict[CodeId, CodeState],
+    *,
+    as_before: bool = True,
 ) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
     `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
-    another model of the same class, with other widths, would have them as symbols.
+    another model of the same class, with other widths, would have them as symbols. `as_before`,
+    breaks end the graphs of all callers.
     """
     drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
@@ -92,6 +105,13 @@ def patched(
         changes += ((TensorVariable, _ITEM, ReadNumbers().read),)
     if hasattr(TensorVariable, _BACKWARD):
         changes += ((TensorVariable, _BACKWARD, break_at_backward),)
+    if hasattr(torch_variables, _MADE_BEFORE) and not as_before:
+        changes += ((torch_variables, _MADE_BEFORE, allow_made_before),)
+    if not as_before:
+        called = symbolic_convert.InliningInstructionTranslator
+        changes += ((symbolic_convert.InstructionTranslatorBase, "call_function", note_call),)
+        changes += ((called, "__init__", share_what_is_told),)
+        changes += tuple((called, name, go_on_only_in_calls) for name in _GO_ON)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
         changes += ((output_graph.OutputGraph, _CHECK_LEAVES, leave_out_leaves),)
     before = [getattr(owner, name) for owner, name, _ in changes]

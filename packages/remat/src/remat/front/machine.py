@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 
 from remat.budgets.auto import AutoBudget
-from remat.dynamo import compile_frames
+from remat.dynamo import Across, compile_frames
 from remat.planning.settings import Settings
 from remat.session.cuts import Cuts
 from remat.session.session import Session
@@ -28,10 +28,13 @@ Machine: TypeAlias = tuple[Sessions, Callable[[Any, Hashable], Callable[..., Any
 """The sessions, and what gives a function with its graphs run by them, for some hooks."""
 
 
-def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool) -> Machine:
+def new_machine(
+    model: torch.nn.Module, settings: Settings, across: Across, *, one_region: bool
+) -> Machine:
     """Make what does not hold the model: Dynamo holds it, by the code of the forward.
 
-    `one_region` says that a forward which is one graph has the whole budget.
+    `one_region` says that a forward which is one graph has the whole budget. `across` is told of
+    gradients that the forward asks for across breaks.
     """
     module = weakref.ref(model)
 
@@ -76,6 +79,7 @@ def new_machine(model: torch.nn.Module, settings: Settings, *, one_region: bool)
             function,
             lambda graph, _: SharedRegion(graph, lambda: sessions),
             skipped,
+            across=across,
             allow_rnn=allow_rnn,
             model=module(),
             watched=None if hooks is None else module(),

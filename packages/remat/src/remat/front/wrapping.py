@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 
 from remat.budgets.auto import OptimizerLike
+from remat.dynamo import Across
 from remat.errors import RematError
 from remat.front.classes import Classes
 from remat.front.hooks import Hooks, global_hooks
@@ -234,6 +235,7 @@ class RematForward:
         self._by_regions = by_regions
         self.original: torch.nn.Module | None = None
         self._classes: Classes | None = None
+        self._across = Across()
         self._hooks = Hooks(module)
         self._first = FirstCall(module)
         self._dress()
@@ -352,12 +354,12 @@ class RematForward:
         machines = self.__dict__.setdefault("_machines", {})
         self._first.came()
         with _making:
-            if self._classes is None or not self._classes.are_as_they_were():
+            if not (self._classes and self._classes.are_as_they_were()) or self._across.is_news():
                 machines.clear()
                 self._classes = Classes(self._module)
             if hooks not in machines:
                 machines[hooks] = new_machine(
-                    self._module, self._settings, one_region=not self._by_regions
+                    self._module, self._settings, self._across, one_region=not self._by_regions
                 )
             machine: Machine = machines[hooks]
         return machine
@@ -381,12 +383,11 @@ class RematForward:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Come back without plans: they are made again at the first call."""
-        self._module = state["module"]
+        self._module, self._settings = state["module"], state["settings"]
         self._by_regions = state["by_regions"]
-        self._settings = state["settings"]
         self._instance_forward = state["instance_forward"]
-        self.original = None
-        self._classes = None
+        self.original = self._classes = None
+        self._across = Across()
         self._hooks = Hooks(self._module)
         self._first = FirstCall(self._module)
         self._dress()
