@@ -131,19 +131,15 @@ class _Frames:
     def _compiled(self, frame: Any, rest: Any, nested: dict[str, Any]) -> Any:
         """Compile a frame; `None` if that failed, and is to be tried without what is `nested`."""
         code = frame.f_code
-        settings = (
-            self._settings
-            | nested
-            | {
-                "allow_rnn": self._allow_rnn(),
-                "skip_nnmodule_hook_guards": self._is_of_watched(frame),
-            }
-        )
+        of_frame = {
+            "allow_rnn": self._allow_rnn(),
+            "skip_nnmodule_hook_guards": self._is_of_watched(frame),
+        }
         with (
             quietly(),
             collector_at_rest(),
             compile_lock,
-            config.patch(settings),
+            config.patch(self._settings | nested | of_frame),
             symbolic_math(),
             patched(self._skipped, self._numbers, as_before=nested is ALONE),
         ):
@@ -243,9 +239,9 @@ def compile_frames(
     `compile_graph` raises comes out unchanged. `skipped` is called with what runs as it is,
     and why; those that they call have graphs of their own. `allow_rnn` is asked at each frame
     whether RNNs are part of graphs. `across` is told of gradients that are asked for across breaks;
-    if it was before, graphs go on behind those. Operations of submodules of `model` are
-    named after them. `watched` is a module, the only one of its class, whose submodules have hooks,
-    or none, where they had them in earlier calls: its forward does not check that again. What
+    if it was before, graphs go on behind those. Operations of submodules of `model` are named after
+    them. `watched` is a module, the only one of its class, whose submodules have hooks, or none,
+    where they had them in earlier calls: its forward does not check that again. What
     Dynamo compiled goes with the function that is returned.
 
     Raises:

@@ -94,8 +94,7 @@ class SharedRegion:
             return self.counters.put_back(returned, inputs)
         with sessions.region_of(self) as (session, region):
             refusal = self._modes.refusal or self.asked.refusal(inputs)
-            refusal = None if region.runs_as_it_is else refusal
-            if refusal is None:
+            if refusal is None or region.runs_as_it_is:
                 return session.call(region, inputs)
             reason = f"{region.name} runs as it is: {refusal}"
             if reason not in session.breaks:  # it comes in each step
