@@ -38,6 +38,7 @@ from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
 from remat.session.cuts import Cuts
+from remat.session.generators import generators_as_they_are
 from remat.session.kernels import plan_by_kernels
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Prepared, Region, device_of, is_computed, keep, requires_grad
@@ -241,17 +242,16 @@ class Session:
 
     def _tried(self, forward: Callable[[], Any]) -> Any:
         """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        again = self._shares or not self._has_run
-        state = torch.get_rng_state().numpy().tobytes() if again else b""  # a tensor would count
+        put_back = generators_as_they_are() if self._shares or not self._has_run else None
         try:
             return forward()
         except SecondDerivative as error:
             regions = dict.fromkeys(call.region for call in self.step.open_calls)
-            if not (state and self._shares and regions):
+            if put_back is None or not (self._shares and regions):
                 raise across_breaks(self.breaks) from error
             for region in regions:
                 self.leave(region, "the forward takes a gradient of a gradient")
-            torch.set_rng_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            put_back()
         return self._tried(forward)
 
     def _ran_as_it_is(self) -> None:
