@@ -41,6 +41,10 @@ MODES = {
         lambda on: torch.set_default_dtype(torch.float64 if on else torch.float32),
         torch.get_default_dtype,
     ),
+    "the precision of products": (
+        lambda on: torch.set_float32_matmul_precision("high" if on else "highest"),
+        torch.get_float32_matmul_precision,
+    ),
 }
 
 

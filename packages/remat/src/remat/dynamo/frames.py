@@ -101,7 +101,7 @@ class _Frames:
         self.guards: WeakSet[GuardManagerWrapper] = WeakSet()
         self.graphs: WeakSet[_Held] = WeakSet()
         self._failures: Counter[CodeType] = Counter()
-        self._alone: set[CodeType] = set()
+        self._alone: set[CodeType] = set()  # what Dynamo fails to go on from, behind a break
         self._across = across
         self._goes_on = across.asked
         self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)

@@ -58,7 +58,7 @@ def patched(
     report_break: Callable[[str], None],
     numbers: defaultdict[CodeId, CodeState],
     *,
-    as_before: bool = True,
+    as_before: bool,
 ) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
