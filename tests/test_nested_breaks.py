@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import random
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -207,6 +208,66 @@ def test_what_callers_print_before_a_break_is_printed(capsys: pytest.CaptureFixt
         assert told == ["before"] or step == 0  # which runs the forward again
 
 
+class Counting(Caller):
+    """Counts its steps in Python and in buffers, and draws numbers; `late` asks from step 3 on."""
+
+    steps: Tensor
+
+    def __init__(self, late: bool = False, writes: bool = False) -> None:
+        super().__init__()
+        self.late, self.writes = late, writes
+        self.norm = nn.BatchNorm1d(WIDTH)
+        self.seen: list[int] = []
+        self.drawn = random.Random(0)
+        self.register_buffer("steps", torch.zeros(()))
+
+    def run(self, x: Tensor) -> Tensor:
+        self.entered += 1
+        self.seen.append(self.entered)
+        self.steps += 1
+        return self.norm(self.inner(x)) * self.drawn.random() * random.random()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.writes:
+            x.mul_(2)
+        if self.late and self.entered < 3:
+            return self.run(x).square().mean()
+        return super().forward(x)
+
+
+def counted_in(model: Counting) -> tuple[Any, ...]:
+    return model.entered, model.seen, model.drawn.getstate(), dict(model.named_buffers())
+
+
+def test_a_forward_that_asks_across_a_break_counts_its_steps_once() -> None:
+    random.seed(0)
+    torch.manual_seed(0)
+    eager = Counting()
+    model = copy.deepcopy(eager)
+    run = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
+    numbers = random.getstate()
+    plain = steps(eager, eager, (8, 8, 6))
+    random.setstate(numbers)
+    for at, (one, other) in enumerate(zip(plain, steps(model, run, (8, 8, 6)), strict=True)):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, msg=f"step {at}")
+    torch.testing.assert_close(counted_in(eager), counted_in(run), rtol=0, atol=0)
+
+
+def test_a_forward_that_first_asks_in_a_later_step_says_that_it_ran_twice() -> None:
+    model = Counting(late=True)
+    run = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
+    for _ in range(3):
+        run(torch.randn(8, WIDTH)).backward()
+    with pytest.warns(UserWarning, match="counts twice in this step"):
+        run(torch.randn(8, WIDTH)).backward()
+
+
+def test_a_forward_that_asks_across_a_break_and_writes_to_its_input_is_refused() -> None:
+    run = remat.rematerialize(Counting(writes=True), budget=2**24, limit_seconds=0.1)
+    with pytest.raises(remat.RematError, match="change a copy"):
+        run(torch.randn(8, WIDTH)).backward()
+
+
 @pytest.mark.parametrize("name", swept(OTHERS, ["map", "a constructor", "a list of properties"]))
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
 def test_whatever_calls_what_breaks_trains_as_in_eager_or_is_refused(name: str) -> None:
@@ -272,6 +333,7 @@ def peaks_of_steps(eager: nn.Module, run: nn.Module) -> Iterator[tuple[int, int]
         yield peaks[0], peaks[1]
 
 
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # of larger sizes
 def test_forces_over_neighbours_that_the_forward_searches_are_planned() -> None:
     torch.manual_seed(0)
     eager = Potential()

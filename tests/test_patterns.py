@@ -25,7 +25,9 @@ def train(name, budget, steps, plans=None):
     pattern = PATTERNS[name]
     seed_everything(0)
     plain = pattern.build()
-    model = remat.rematerialize(copy.deepcopy(plain), budget=budget, limit_seconds=0.1)
+    model = remat.rematerialize(
+        copy.deepcopy(plain), budget=budget, costs="estimate", limit_seconds=0.1
+    )
     for step in steps:
         losses = []
         for each in (plain, model):
@@ -196,7 +198,7 @@ def test_what_others_held_is_known_from_a_step_in_which_calls_gave_memory_back(m
     monkeypatch.setattr(Call, "go_lean", noted)
     monkeypatch.setattr(StepState, "_record", kept)
     torch.manual_seed(0)
-    model = remat.rematerialize(Deep(), budget="800kB", limit_seconds=0.1)
+    model = remat.rematerialize(Deep(), budget="800kB", costs="estimate", limit_seconds=0.1)
     for depth in (2, 2, 2, 2, 5, 5, 5, 5):
         model.depth = depth
         run(model)
@@ -213,7 +215,9 @@ def test_two_models_in_one_step_are_both_planned():
     torch.manual_seed(0)
     plain = [Deep(), Deep()]
     models = [
-        remat.rematerialize(copy.deepcopy(model), budget="900kB", limit_seconds=0.1)
+        remat.rematerialize(
+            copy.deepcopy(model), budget="900kB", costs="estimate", limit_seconds=0.1
+        )
         for model in plain
     ]
     for _ in range(4):

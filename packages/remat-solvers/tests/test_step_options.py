@@ -220,6 +220,14 @@ def test_lower_peaks_are_found_among_those_that_keep_little():
     assert front.best(least, min(peaks)).time > front.best(least).time
 
 
+def test_one_option_keeps_the_least_and_peaks_hardly_higher_than_the_lowest():
+    graph = closed(gpt2(layers=2))
+    front = region_front(graph, points=2, limit_seconds=NO_LIMIT)
+    least, lowest = front.options[0].kept_bytes, min(o.peak_bytes for o in front.options)
+    assert front.options[0].peak_bytes < 1.1 * lowest
+    assert min(o.peak_bytes for o in front.options if o.kept_bytes > least) < 1.1 * lowest
+
+
 def test_a_bound_is_infinite_where_nothing_fits_and_else_at_least_all_once():
     graph = by_hand()
     front = region_front(graph, points=2)

@@ -59,7 +59,7 @@ def test_batch_and_tokens_are_cut_as_one_where_each_row_is_made_by_itself():
         (aten.slice_scatter.default, [torch.rand(3, 1, 4), torch.rand(3, 0, 4), 1, 1, 1]),
         (aten.slice_backward.default, [torch.rand(3, 0, 4), [3, 1, 4], 1, 1, 1, 1]),
     ],
-    ids=str,
+    ids=["slice_scatter", "slice_backward"],
 )
 def test_axes_are_not_cut_as_one_around_an_axis_along_which_a_part_is_empty(target, args):
     call, facts, _, _ = whole_of(target, args, {})

@@ -41,6 +41,7 @@ from remat_graph.torch.process import (
     own_thread,
     process_lock,
     quietly,
+    remember_generators,
 )
 from remat_graph.torch.program import (
     Alternative,
@@ -58,7 +59,7 @@ from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.provenance import note, source_of
-from remat_graph.torch.tracing.restoring import copied, left_as_it_was
+from remat_graph.torch.tracing.restoring import copied, left_as_it_was, remember_state
 from remat_graph.torch.tracing.rnns import draws_otherwise
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing.symbolic_math import symbolic_math
@@ -149,6 +150,8 @@ __all__ = [
     "raise_missing",
     "read_as_traced",
     "read_call",
+    "remember_generators",
+    "remember_state",
     "results_of",
     "run_fused",
     "run_over",

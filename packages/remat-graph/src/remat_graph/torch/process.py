@@ -13,6 +13,8 @@ from __future__ import annotations
 import contextvars
 import ctypes
 import gc
+import random
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -28,6 +30,8 @@ __all__ = [
     "own_thread",
     "process_lock",
     "quietly",
+    "remember_generators",
+    "remember_numbers",
 ]
 
 _Result = TypeVar("_Result")
@@ -132,13 +136,42 @@ def collector_at_rest() -> Iterator[None]:
             gc.enable()
 
 
+def remember_numbers() -> Callable[[], None]:
+    """Note where the global generators of Python and NumPy stand; give what puts that back."""
+    python_state = random.getstate()
+    numpy: Any = sys.modules.get("numpy.random")
+    numpy_state = None if numpy is None else numpy.get_state(legacy=False)
+
+    def put_back() -> None:
+        random.setstate(python_state)
+        if numpy is not None:
+            numpy.set_state(numpy_state)
+
+    return put_back
+
+
+def remember_generators() -> Callable[[], None]:
+    """Note where the global generators stand; give what puts that back.
+
+    Those of Python, of NumPy, and of torch: of the CPU and of all CUDA devices in use.
+    """
+    generators = (torch.default_generator, *torch.cuda.default_generators)
+    states = [each.get_state().numpy().tobytes() for each in generators]  # a tensor would count
+    numbers = remember_numbers()
+
+    def put_back() -> None:
+        for generator, state in zip(generators, states, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        numbers()
+
+    return put_back
+
+
 @contextmanager
 def generators_restored() -> Iterator[None]:
-    """Put back the global generators of torch, of the CPU and of all CUDA devices in use."""
-    generators = (torch.default_generator, *torch.cuda.default_generators)
-    states = [(generator, generator.get_state()) for generator in generators]
+    """Put back the global generators of torch, Python and NumPy."""
+    put_back = remember_generators()
     try:
         yield
     finally:
-        for generator, state in states:
-            generator.set_state(state)
+        put_back()

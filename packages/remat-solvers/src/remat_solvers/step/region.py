@@ -2,10 +2,11 @@
 
 The bytes kept between the halves are spread from the least possible to those of storing everything.
 At each, the fastest schedule with no limit on its peaks is known exactly (`bounds.kept_bytes`).
-Lower peaks are sought by a solver: the rest of the step nests inside the op at the boundary, so
-that a workspace of `M - K - t` there (`t` is what it makes) lets a schedule within a budget of M
-keep K at most. So any solver of this package plans a region, and the bound that it proves is one on
-all schedules that keep at most K and peak at M at most.
+The search for the minimal peak then finds a schedule that both keeps and holds little. Lower peaks
+are sought by a solver: the rest of the step nests inside the op at the boundary, so that a
+workspace of `M - K - t` there (`t` is what it makes) lets a schedule within a budget of M keep K at
+most. So any solver of this package plans a region, and the bound that it proves is one on all
+schedules that keep at most K and peak at M at most.
 
 Guarantee: figures of options are the simulator's; bounds hold for all schedules in the order of the
 graph. Complexity: one small program per point, and one solve for up to as many lower peaks.
@@ -71,8 +72,9 @@ def region_front(
     """Find schedules of a region that trade what they keep and their peaks against time.
 
     No option is as good as another in all of `kept_bytes`, `forward_bytes`, `backward_bytes` and
-    `time`. Among them are storing everything; one that keeps the least of all; and one of the least
-    peak that is found, whatever their time. Of the others, none peaks above `most_bytes`: nor does
+    `time`. Among them are storing everything; one that keeps the least of all; one of the least
+    peak that is found; and one that keeps hardly more than the least and peaks hardly higher than
+    that, whatever their time. Of the others, none peaks above `most_bytes`: nor does
     storing everything. About three times as many values of `kept_bytes` as `points` are tried, and
     as many lower peaks as `points`. `limit_seconds` is for all together; graphs of less than 100
     ops take about a second.
@@ -178,19 +180,24 @@ class _Search:
         everything = measure_option(self.graph, store_all(self.graph))
         least_kept, proved = keeping.least_bytes(self._seconds(4 * points))
         front = _empty_front(self.graph, keeping.wiring, proved).with_([everything], [])
-        front, lowest = self._lowest(front)
+        front, lowest = self._lowest(front, 0)
+        leanest = lowest
+        if (more := lowest.kept_bytes - least_kept) > 0:
+            spare = lowest.peak_bytes - lowest.kept_bytes - incoming_bytes(self.graph)
+            front, leanest = self._lowest(front, spare + more)
         levels = _spread(least_kept, everything.kept_bytes, _FINER * (points - 1) + 1)
         for done, level in enumerate(reversed(levels)):
             if not _is_closed(front, level, ANY_BYTES):
                 remaining = points + len(levels) - done
                 front = self.keep(front, level, self._seconds(remaining), keeping)
         least = min(front.options, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time))
+        lowest = min(lowest, leanest, key=lambda o: o.peak_bytes)
         boxes = self._boxes(front, levels, lowest.peak_bytes, points)
         for done, (level, peak) in enumerate(boxes):
             if not _is_closed(front, level, peak):
                 front = self.solve(front, level, peak, self._seconds(len(boxes) - done))
         kept = [o for o in front.options if o.peak_bytes <= self.most_bytes]
-        return dataclasses.replace(front, options=()).with_([*kept, least, lowest], [])
+        return dataclasses.replace(front, options=()).with_([*kept, least, lowest, leanest], [])
 
     def keep(
         self, front: RegionFront, kept_bytes: int, seconds: float, keeping: KeptBytesProgram
@@ -258,15 +265,16 @@ class _Search:
         wiring = Wiring.of(self.graph)
         return is_in_order(wiring, sequence_of(wiring, option.schedule))
 
-    def _lowest(self, front: RegionFront) -> tuple[RegionFront, RegionOption]:
-        """Look for the minimal peak."""
+    def _lowest(self, front: RegionFront, spare_bytes: int) -> tuple[RegionFront, RegionOption]:
+        """Look for the minimal peak of schedules that leave so much of it between the halves."""
         count = len(self.graph.ops)
         seconds = _SMALLEST_SECONDS + _SMALLEST_SECONDS_PER_OP * count
         seconds = min(seconds, _SMALLEST_SHARE * self.limit.left(math.inf))
-        smallest = smallest_budget(_with_workspace(self.graph, 0), limit_seconds=seconds)
+        graph = _with_workspace(self.graph, spare_bytes)
+        smallest = smallest_budget(graph, limit_seconds=seconds)
         lowest = measure_option(self.graph, smallest.schedule)
         refused = smallest.least_bytes - 1
-        kept = refused - incoming_bytes(self.graph)
+        kept = refused - incoming_bytes(self.graph) - spare_bytes
         bounds = [RegionBound(kept, refused, math.inf)] if kept >= 0 else []
         return self._merged(front, [lowest], bounds), lowest
 

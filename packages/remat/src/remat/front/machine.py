@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from typing import Any, TypeAlias
 
 import torch
@@ -41,17 +41,15 @@ def new_machine(
     def set_plan(plan: Any) -> None:
         vars(module())["plan"] = plan
 
-    def parameters() -> Iterable[torch.nn.Parameter]:
-        held = module()
-        return () if held is None else held.parameters()
+    def held() -> torch.nn.Module:
+        there = module()
+        return torch.nn.Module() if there is None else there
 
     breaks: list[str] = []
 
     def new_session(cuts: Cuts) -> Session:
-        auto = AutoBudget(settings.optimizer, parameters)
-        session = Session(
-            settings, set_plan, auto, cuts, one_region=one_region, parameters=parameters
-        )
+        auto = AutoBudget(settings.optimizer, lambda: held().parameters())
+        session = Session(settings, set_plan, auto, cuts, one_region=one_region, model=held)
         session.breaks.extend(breaks)
         return session
 
@@ -59,8 +57,7 @@ def new_machine(
     weakref.finalize(model, _stop_recording, weakref.ref(sessions)).atexit = False
 
     def allow_rnn() -> bool:
-        held = module()
-        if held is None or not draws_otherwise(held):
+        if not draws_otherwise(held()):
             return True
         if _OTHER_DRAWS not in breaks:
             breaks.append(_OTHER_DRAWS)

@@ -65,13 +65,15 @@ class CallRunner:
     ) -> list[torch.Tensor]:
         """Run the forward of a region that has the budget for itself.
 
-        The first step by a plan is recorded. It is of no use where gradients are there already:
-        what was there before does not count, but may be let go of in the step.
+        The first step by a plan is recorded; if gradients are there already, which do not count but
+        may be let go of in the step, the second.
         """
         step, executable = self._step, planned.executable
         call = Call(region, executable, on_backward, planned=planned, numbers=numbers)
         is_checked = region.checked.get(numbers) is planned.plan or numbers in region.left
-        if not (step.lone_calls or is_checked or gradients_present(tensors)):
+        is_waiting = not region.has_waited and bool(gradients_present(tensors))
+        region.has_waited |= is_waiting
+        if not (step.lone_calls or is_checked or is_waiting):
             step.record_call(call, planned)
             step.recording.mark("forward 0")
         call.hooked = hooked(planned.capture, region.graph, tensors)

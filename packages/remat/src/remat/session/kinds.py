@@ -20,6 +20,8 @@ from remat_solvers.step import RegionFront, RegionOption, incoming_bytes, measur
 
 __all__ = ["CapturedRegion", "RegionKind", "deferred_by", "plain_bytes"]
 
+_CALLS = 8  # that a step is taken to make while nothing is known of it
+
 
 class CapturedRegion:
     """A captured region: the number of its kind, and the code of the options that were used.
@@ -239,15 +241,20 @@ class RegionKind:
 
     @property
     def lean(self) -> RegionOption:
-        """The option that keeps the least of those that fit, of those that were found first."""
+        """The option that keeps the least of those that fit, of those that were found first.
+
+        While nothing is known of the room, the one by which `_CALLS` such calls take the least.
+        """
         if self.room not in self._lean:
             options, room = self.options, self.room
-            fitting = [o for o in options if room is None or o.peak_bytes <= room]
-            self._lean[room] = (
-                min(fitting, key=lambda option: option.kept_bytes)
-                if fitting
-                else min(options, key=lambda option: option.peak_bytes)
-            )
+            fitting = [o for o in options if room is not None and o.peak_bytes <= room]
+            if room is None:
+                lean = min(options, key=lambda o: (_CALLS - 1) * o.kept_bytes + o.peak_bytes)
+            elif fitting:
+                lean = min(fitting, key=lambda option: option.kept_bytes)
+            else:
+                lean = min(options, key=lambda option: option.peak_bytes)
+            self._lean[room] = lean
         return self._lean[self.room]
 
     @functools.cached_property

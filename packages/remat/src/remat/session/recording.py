@@ -189,8 +189,9 @@ class StepRecording:
     def mark_present(self, tensors: Sequence[torch.Tensor]) -> None:
         """Note where gradients are given out that add up with what was there, and their bytes."""
         for tensor in tensors:
-            if tensor.is_leaf and tensor.grad is not None and id(tensor) not in self._present:
-                label = f"present {tensor.grad.untyped_storage().nbytes()}"
+            present = _gradient(tensor)
+            if present is not None and id(tensor) not in self._present:
+                label = f"present {present.untyped_storage().nbytes()}"
                 self._present[id(tensor)] = tensor.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                     lambda _, label=label: self.mark(label)
                 )
@@ -245,12 +246,14 @@ class StepRecording:
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:
-    """Give the bytes of the gradients that leaves have already."""
-    return {
-        id(tensor): tensor.grad.untyped_storage().nbytes()
-        for tensor in tensors
-        if tensor.is_leaf and tensor.grad is not None
-    }
+    """Give the bytes of the gradients that are there already, and will be added to."""
+    gradients = ((id(tensor), _gradient(tensor)) for tensor in tensors)
+    return {key: each.untyped_storage().nbytes() for key, each in gradients if each is not None}
+
+
+def _gradient(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Give the gradient of a leaf; a frozen one may have one of before, which stays as it is."""
+    return tensor.grad if tensor.is_leaf and tensor.requires_grad else None
 
 
 def peak_as_if_new(marks: Sequence[Mark]) -> int:

@@ -93,6 +93,7 @@ class Region:
         self.refused = RefusedCaptures()
         self.checked: dict[Hashable, Plan] = {}
         self.rehearses_all_sizes = False
+        self.has_waited = False  # for a step that begins without gradients
         self._buckets: dict[int, Bucket] = {}  # which hold the plans whose `id` they have
         self._before: Plans = {}
         self._in_a_row = 0
@@ -127,6 +128,7 @@ class Region:
         self.seen_loss, self.leaving = other.seen_loss, {**other.leaving}
         self.not_named, self.handed_on = other.not_named, other.handed_on
         self.given_bytes, self.keeps_graphs = other.given_bytes, other.keeps_graphs
+        self.runs_as_it_is = other.runs_as_it_is
 
     @property
     def shown(self) -> Shown:

@@ -6,13 +6,13 @@ autograd. In its first step each region runs by a schedule that keeps little. Th
 what is held at the start and end of each half of each region, and the most in between. By that a
 schedule is chosen for every call. What is made but once counts in it, so the first step like it in
 which no region is planned is recorded, too, and planned by if it took less; nothing is refused
-before. So is the first by that plan, and planned again if it takes more than predicted. A step in
-which a region is found that earlier ones did not call is recorded from there on, to tell whether it
-was over the budget. Between two steps nothing is alive between its halves.
+before. So is the first by that plan, and planned again if it takes more than predicted. A step that
+finds a region which earlier ones did not call is recorded from there on, to tell whether it was
+over the budget. Between two steps nothing is alive between its halves.
 
 A plan of an earlier process brings the options of its regions, and what was chosen, which is taken
-if the step is recorded to make the same calls and to fit. Its own record of the step is no more
-than what was: what the code between the regions holds is the code's to say.
+if the step is recorded to make the same calls and to fit: what the code between them holds may be
+other than it was.
 
 A step is of one thread (`threads.py`, which has the lock); where it stands is drawn in `step.py`.
 """
@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -38,11 +39,11 @@ from remat.session.call_counts import CallCounts
 from remat.session.call_runner import CallRunner
 from remat.session.counters import Counters
 from remat.session.cuts import Cuts
-from remat.session.generators import generators_as_they_are
 from remat.session.kernels import plan_by_kernels
 from remat.session.kinds import CapturedRegion
 from remat.session.region import Prepared, Region, device_of, is_computed, keep, requires_grad
 from remat.session.region_planner import RegionPlanner, leads_to
+from remat.session.run_again import Before
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
@@ -56,11 +57,10 @@ class Session:
 
     `on_plan` is given each plan that a step begins to run by. `auto` fixes that budget.
     `one_region` says that a graph which is all of a function has the whole budget, unless a plan of
-    several is given. `cuts` say where regions are cut into several. `parameters` are those of the
-    model whose forwards are `run`. `join` is called where a backward begins, to have whatever waits
-    for one beside this planned with it from then on, and gives the number of such calls.
-    `call_arguments` are those of the call that is run. `times_met` counts calls of regions that
-    have something to differentiate.
+    several is given. `cuts` say where regions are cut into several. `model` gives the one whose
+    forwards are `run`. `join` is called where a backward begins, to have what waits for one beside
+    this planned with it from then on, and gives the number of such calls. `call_arguments` are of
+    the call that is run. `times_met` counts calls of regions that have something to differentiate.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Session:
         cuts: Cuts,
         *,
         one_region: bool = True,
-        parameters: Callable[[], Iterable[torch.nn.Parameter]] = tuple,
+        model: Callable[[], torch.nn.Module] = torch.nn.Module,
         join: Callable[[Session], int] = lambda _: 0,
     ) -> None:
         self.call_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
@@ -81,10 +81,10 @@ class Session:
         self._one_region = one_region and settings.step_plan is None
         self._counts, self._cuts = CallCounts(), cuts
         self._has_several = self._was_several = self._had_backward = False
-        self._settings, self._on_plan = settings, on_plan
-        self._parameters, self._join = parameters, join
-        self._answer: Any = None
+        self._settings, self._on_plan, self._model, self._join = settings, on_plan, model, join
+        self._before = Before(torch.nn.Module(), (), first=False)
         self._before_code: Callable[[], None] = lambda: None
+        self._answer: Any = None
         self._last: Any = None
         self._not_planned: NotPlanned | None = None
         self._has_run = self._preparing = False
@@ -113,6 +113,8 @@ class Session:
             self.breaks.append(leads_to(dynamo_graph.caller))
         if self._one_region and not dynamo_graph.whole:
             self._share_budget()
+        if self._shares:
+            self._before.copy_buffers()
         for other in self._regions:  # of other sizes, say, whose backwards were seen
             if other.place == region.place:
                 region.know_as(other)
@@ -205,19 +207,18 @@ class Session:
                 such a call is to run as it is.
         """
         step, outermost = self.step, not self.step.within_forward
-        if outermost and not self._one_region:
-            step.begin(None)
-        elif outermost:
-            self._begin(None)
+        if outermost:
+            begin = self._begin if self._one_region else step.begin
+            begin(None)
         first = outermost and not self._has_run and torch.is_grad_enabled() and not self._preparing
         if first:
-            self.step.record_first(device_of(self._parameters()))
+            self.step.record_first(device_of(self._model().parameters()))
         if outermost:
             step.move("forward")
             self._met_before = self.times_met
         one_region = self._one_region
         try:
-            returned = self._tried(lambda: forward(*args, **kwargs))
+            returned = self._forward(partial(forward, *args, **kwargs), outermost, first)
             if outermost:
                 step.forward_returns(returned, shared=self._shares)
             if first and not self._shares:
@@ -240,19 +241,21 @@ class Session:
         region.runs_as_it_is = True
         self.breaks.append(f"{region.name} runs as it is: {why}")
 
-    def _tried(self, forward: Callable[[], Any]) -> Any:
-        """Run a forward; what it differentiates twice itself runs as it is from then on."""
-        put_back = generators_as_they_are() if self._shares or not self._has_run else None
-        try:
+    def _forward(self, forward: Callable[[], Any], outermost: bool, first: bool) -> Any:
+        """Run a forward, twice if it finds what is to run as it is."""
+        if not outermost or not (first or self._shares):
             return forward()
-        except SecondDerivative as error:
-            regions = dict.fromkeys(call.region for call in self.step.open_calls)
-            if put_back is None or not (self._shares and regions):
-                raise across_breaks(self.breaks) from error
-            for region in regions:
-                self.leave(region, "the forward takes a gradient of a gradient")
-            put_back()
-        return self._tried(forward)
+        with Before(self._model(), self.call_arguments, first=first) as self._before:
+            return self._before.run(forward, self._leave_open)
+
+    def _leave_open(self, error: SecondDerivative) -> None:
+        """Have what the forward differentiates twice itself run as it is from then on."""
+        regions = dict.fromkeys(call.region for call in self.step.open_calls)
+        if not (self._shares and regions):
+            raise across_breaks(self.breaks) from error
+        for region in regions:
+            self.leave(region, "the forward takes a gradient of a gradient")
+        self._last = None  # it is told again
 
     def _ran_as_it_is(self) -> None:
         """Refuse, or tell of, a forward without a region that has a plan.
@@ -263,17 +266,15 @@ class Session:
         error = without_graph(self.breaks)
         if self._settings.on_infeasible == "raise":
             raise error
-        if self._not_planned is None:
-            self._not_planned = warn_infeasible("the model", error)
+        self._not_planned = self._not_planned or warn_infeasible("the model", error)
         self._use(self._not_planned)
 
     def prepare(self, forward: Callable[[], Any], before_code: Callable[[], None]) -> None:
         """Plan for a call; `before_code` is called where some of it runs, before that does."""
         self._preparing, self._before_code = True, before_code
         try:
-            forward()
-        except Prepared:
-            pass
+            with suppress(Prepared):
+                forward()
         finally:
             self._preparing, self._before_code = False, lambda: None
 
@@ -366,9 +367,8 @@ class Session:
     ) -> RunnablePlan | CapturedRegion | NotPlanned | None:
         """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
         with process_lock, AllocationRecorder.paused():
-            return beside_profilers(
-                device_of(inputs), lambda: self._plan_undisturbed(region, numbers, inputs)
-            )
+            work = partial(self._plan_undisturbed, region, numbers, inputs)
+            return beside_profilers(device_of(inputs), work)
 
     def _plan_undisturbed(
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]

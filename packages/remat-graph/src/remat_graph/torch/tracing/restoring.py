@@ -23,9 +23,10 @@ import torch
 from torch.nn.parameter import is_lazy
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from remat_graph.torch.process import remember_numbers
 from remat_graph.torch.tracing.fakes import has_no_data
 
-__all__ = ["copied", "left_as_it_was"]
+__all__ = ["copied", "left_as_it_was", "remember_state"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
@@ -36,7 +37,16 @@ _MOST_ENTRIES = 10_000
 
 @contextmanager
 def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
-    """Put back what is stored on a module, and the random generators, on every path.
+    """Put back what `remember_state` notes of a module, on every path."""
+    put_back = remember_state(module)
+    try:
+        yield
+    finally:
+        put_back()
+
+
+def remember_state(module: torch.nn.Module) -> Callable[[], None]:
+    """Note what is stored on a module, and Python's and NumPy's generators; give what puts it back.
 
     The code that a graph of `torch.fx` writes of itself at its first call stays.
     """
@@ -46,32 +56,36 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
     objects = _reachable(module)
     before = [(holder, _contents(holder)) for holder in objects if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in objects if type(drawn) is random.Random]
-    python_state = random.getstate()
     numpy = sys.modules.get("numpy")
-    numpy_state = None if numpy is None else numpy.random.get_state(legacy=False)
     own = () if numpy is None else [g for g in objects if type(g) is numpy.random.Generator]
     numpy_states = [(drawn.bit_generator, drawn.bit_generator.state) for drawn in own]
-    try:
-        yield
-    finally:
+    numbers = remember_numbers()
+
+    def put_back() -> None:
         for holder, then in before:
-            if not then and not holder:
-                continue
-            now = _contents(holder)
-            if len(now) != len(then) or not all(map(operator.is_, now, then)):
-                holder.clear()
-                if isinstance(holder, dict):
-                    half = len(then) // 2
-                    holder.update(zip(then[:half], then[half:], strict=True))
-                else:
-                    (holder.extend if isinstance(holder, (list, deque)) else holder.update)(then)
+            _fill(holder, then)
         for drawn, state in states:
             drawn.setstate(state)
-        random.setstate(python_state)
         for generator, state in numpy_states:
             generator.state = state
-        if numpy is not None:
-            numpy.random.set_state(numpy_state)
+        numbers()
+
+    return put_back
+
+
+def _fill(holder: Any, then: list[Any]) -> None:
+    """Put back what was in a container, unless that is what is there."""
+    if not then and not holder:
+        return
+    now = _contents(holder)
+    if len(now) == len(then) and all(map(operator.is_, now, then)):
+        return
+    holder.clear()
+    if isinstance(holder, dict):
+        half = len(then) // 2
+        holder.update(zip(then[:half], then[half:], strict=True))
+    else:
+        (holder.extend if isinstance(holder, (list, deque)) else holder.update)(then)
 
 
 def _contents(holder: Any) -> list[Any]:

@@ -1,0 +1,91 @@
+"""What a forward that is run again in one step has to find as it was."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from remat.errors import RematError
+from remat_exec import SecondDerivative
+from remat_graph.torch import (
+    AllocationRecorder,
+    copied,
+    flatten,
+    remember_generators,
+    remember_state,
+)
+
+__all__ = ["Before"]
+
+_Result = TypeVar("_Result")
+
+
+class Before:
+    """What a forward may change by the time that it is run again, as it is now.
+
+    That is the global generators; in the `first` step also what is stored on the model, and its
+    buffers. These are copied where it is seen that the model has several graphs. It is held for as
+    long as the block lasts.
+    """
+
+    def __init__(self, model: torch.nn.Module, arguments: Any, *, first: bool) -> None:
+        tensors = (each for each in flatten(arguments)[0] if not each.is_inference())
+        self._versions = [(tensor, tensor._version) for tensor in tensors]
+        self._put_back = [remember_generators()]
+        self._first = first
+        self._buffers: list[torch.Tensor] = []
+        if first:
+            self._put_back.append(remember_state(model))
+            self._buffers = list(model.buffers())
+
+    def __enter__(self) -> Before:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._versions, self._buffers = [], []
+        with AllocationRecorder.paused():
+            self._put_back.clear()
+
+    def copy_buffers(self) -> None:
+        """Copy the buffers, if that is to be done."""
+        buffers, self._buffers = self._buffers, []
+        with AllocationRecorder.paused():
+            self._put_back.append(copied(buffers))
+
+    def run(
+        self, forward: Callable[[], _Result], leave: Callable[[SecondDerivative], None]
+    ) -> _Result:
+        """Run a forward; again, if it asks for a gradient of one, after `leave` was told of that.
+
+        Raises:
+            RematError: if it cannot be run again, since it has changed what it was given.
+
+        Warns:
+            UserWarning: if it is run again, and it is not known what was stored on the model.
+        """
+        while True:
+            try:
+                return forward()
+            except SecondDerivative as error:
+                leave(error)
+            self._put_back_all()
+
+    def _put_back_all(self) -> None:
+        if any(tensor._version != version for tensor, version in self._versions):
+            raise RematError(
+                "the forward changes a tensor that it is given, and asks for a gradient across a "
+                "break of its graph: its first step would run it twice; change a copy "
+                "(tensor.clone())"
+            )
+        for put_back in self._put_back:
+            put_back()
+        if not self._first:
+            warnings.warn(
+                "the forward was run twice in this step, since it asks for a gradient across a "
+                "break of its graph that it did not meet before: what it counts itself, in Python "
+                "or in buffers, counts twice in this step",
+                stacklevel=2,
+            )
