@@ -65,7 +65,8 @@ def _programs_as(
         if grouped is (other.capture.unfused is not None)
         if not other.capture.sliced or other.capture.without_alternatives().program.order == order
     )
-    for sliced, unfused, again in sorted(ways, key=lambda way: bool(way[0])):
+    there = (way for way in ways if captured.has_cuts(way[0]))
+    for sliced, unfused, again in sorted(there, key=lambda way: bool(way[0])):
         program = captured.in_slices(sliced) if sliced else captured
         if unfused is not None:
             if program.may_be_in_groups(unfused):

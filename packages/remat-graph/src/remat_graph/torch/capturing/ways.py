@@ -215,6 +215,10 @@ class Ways:
         kept = self.graph.resident | self.graph.results
         return bytes_of_cut(self._program_to_cut, self.cuts[kind][0], slices, kept)
 
+    def has_cuts(self, sliced: Sequence[tuple[int, int]]) -> bool:
+        """Whether there are these kinds of cuts: with other outputs there may be others."""
+        return all(0 <= kind < len(self.cuts) and slices > 0 for kind, slices in sliced)
+
     def in_slices(self, sliced: Sequence[tuple[int, int]]) -> Self:
         """Give the same graph, with each of these kinds of cuts in so many slices.
 
@@ -226,9 +230,10 @@ class Ways:
             CaptureError: if rounding may not differ, or there is no such kind.
         """
         choice = self._rounding("slices add up in another order")
-        kinds = len(self.cuts)
-        if not all(0 <= kind < kinds and slices > 0 for kind, slices in sliced):
-            raise CaptureError(f"sliced={sliced!r}; this capture has {kinds} kinds of cuts")
+        if not self.has_cuts(sliced):
+            raise CaptureError(
+                f"sliced={sliced!r}; this capture has {len(self.cuts)} kinds of cuts"
+            )
         return self.without_alternatives()._chosen(replace(choice, sliced=tuple(sliced)))
 
     def with_alternatives(
