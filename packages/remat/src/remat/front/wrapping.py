@@ -17,6 +17,7 @@ import torch
 from remat.budgets.auto import OptimizerLike
 from remat.dynamo import Across
 from remat.errors import RematError
+from remat.front.bound import Bound, bind_to_copy
 from remat.front.classes import Classes
 from remat.front.hooks import Hooks, global_hooks
 from remat.front.machine import Machine, new_machine
@@ -198,10 +199,11 @@ def rematerialize(
             f"or plan="
         )
     wrapped = shallow_copy(model)
+    bound = bind_to_copy(wrapped, model)
     chosen = choose_regions(wrapped, regions)
     unwrap_units(wrapped)
-    forward = RematForward(wrapped, settings, model.__dict__.get("forward"), bool(chosen))
-    forward.original = model  # what weak references within it refer to
+    forward = RematForward(wrapped, settings, wrapped.__dict__.get("forward"), bool(chosen))
+    forward.original, forward.bound = model, bound  # the first for weak references within it
     wrapped.__dict__["forward"] = wrapped.__dict__[_FORWARD] = forward
     wrapped.__dict__["plan"] = NotPlanned()
     wrapped.register_forward_pre_hook(forward.check_owner)
@@ -229,18 +231,16 @@ class RematForward:
         instance_forward: Any = None,
         by_regions: bool = False,
     ) -> None:
-        self._module = module
-        self._settings = settings
-        self._instance_forward = instance_forward
-        self._by_regions = by_regions
-        self.original: torch.nn.Module | None = None
-        self._classes: Classes | None = None
-        self._across = Across()
-        self._hooks = Hooks(module)
-        self._first = FirstCall(module)
+        self._module, self._settings = module, settings
+        self._instance_forward, self._by_regions = instance_forward, by_regions
+        self.bound: Bound | None = None
         self._dress()
 
     def _dress(self) -> None:
+        self.original: torch.nn.Module | None = None
+        self._classes: Classes | None = None
+        self._across, self._hooks = Across(), Hooks(self._module)
+        self._first = FirstCall(self._module)
         unbound = self._instance_forward or type(self._module).forward
         functools.update_wrapper(self, unbound, updated=())
         self.__dict__.pop("__wrapped__")  # whoever unwraps wrappers must not unwrap this one
@@ -296,6 +296,8 @@ class RematForward:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the forward of the module, by a plan if gradients are on."""
+        if self.bound is not None:
+            self.bound.follow()
         if not torch.is_grad_enabled():
             for sessions, _ in list(self.__dict__.get("_machines", {}).values()):
                 sessions.rest()
@@ -313,9 +315,7 @@ class RematForward:
             try:
                 return session.run(run, *args, **kwargs)
             finally:
-                session.call_arguments, session.rebuild = (
-                    before  # the batch is not held until the next one
-                )
+                session.call_arguments, session.rebuild = before  # nothing holds the batch
 
     def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Plan for a call."""
@@ -368,8 +368,10 @@ class RematForward:
         module = memo.get(id(self._module))
         if module is None:
             module = copy.deepcopy(self._module, memo)
-        forward = RematForward(module, self._settings, self._instance_forward, self._by_regions)
+        instance_forward = copy.deepcopy(self._instance_forward, memo)
+        forward = RematForward(module, self._settings, instance_forward, self._by_regions)
         memo[id(self)] = forward
+        forward.bound = copy.deepcopy(self.bound, memo)
         return forward
 
     def __getstate__(self) -> dict[str, Any]:
@@ -379,6 +381,7 @@ class RematForward:
             "module": self._module,
             "settings": replace(self._settings, progress=None),
             "instance_forward": self._instance_forward,
+            "bound": self.bound,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -386,10 +389,7 @@ class RematForward:
         self._module, self._settings = state["module"], state["settings"]
         self._by_regions = state["by_regions"]
         self._instance_forward = state["instance_forward"]
-        self.original = self._classes = None
-        self._across = Across()
-        self._hooks = Hooks(self._module)
-        self._first = FirstCall(self._module)
+        self.bound = state["bound"]
         self._dress()
 
 

@@ -16,7 +16,7 @@ import sys
 import types
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from remat_graph.torch.process import remember_numbers
 from remat_graph.torch.tracing.fakes import has_no_data
 
-__all__ = ["copied", "left_as_it_was", "remember_state"]
+__all__ = ["closure_of", "copied", "left_as_it_was", "remember_state"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
@@ -129,7 +129,7 @@ def _held(value: Any) -> Iterable[Any]:
     if kind is types.MethodType:
         return value.__self__, value.__func__
     if kind is types.FunctionType:
-        return [cell.cell_contents for cell in value.__closure__ or () if _is_full(cell)]
+        return closure_of(value)
     if issubclass(kind, _CLOSED) or hasattr(kind, "original_forward"):
         return ()  # the second has plans, which are to stay
     try:
@@ -191,9 +191,10 @@ def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
 
 
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:
-        return False
-    return True
+def closure_of(function: types.FunctionType) -> list[Any]:
+    """List what the variables of enclosing functions hold that a function reads."""
+    held = []
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # of one that holds nothing yet
+            held.append(cell.cell_contents)
+    return held

@@ -1,0 +1,118 @@
+"""Models that hold methods of their own, as hooks of parts, and what else refers to them."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import remat
+
+
+class Net(nn.Module):
+    """A hook that is its method hands on a feature; others are chosen where it is made."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8))
+        self.head = nn.Linear(16, 8)
+        self.scale, self.seen, self.feature = 1.0, 0, None
+        self.update, self.acts = self.by_average, {"soft": self.soft}
+        self.register_buffer("mean", torch.zeros(16))
+        self.handle = self.net[1].register_forward_hook(self.keep)
+
+    def keep(self, module, args, output):
+        self.feature = output * self.scale
+        return functional.dropout(output, 0.3, self.training)
+
+    def by_average(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+
+    def soft(self, x):
+        return torch.tanh(x / self.scale)
+
+    def forward(self, x):
+        self.scale = 1.0 + self.seen
+        self.seen += 1
+        x = self.net(x)
+        self.update(self.feature)
+        return self.acts["soft"](x + self.head(self.feature - self.mean)).square().mean()
+
+
+class Closed(Net):
+    """Refers to itself by a function."""
+
+    def __init__(self):
+        super().__init__()
+        self.noise = lambda x: functional.dropout(x, 0.5, self.training)
+
+    def forward(self, x):
+        return super().forward(self.noise(x))
+
+
+def steps(model, count=3):
+    for at in range(count):
+        model.zero_grad()
+        torch.manual_seed(at)
+        loss = model(torch.randn(4, 8))
+        loss.backward()
+        yield loss.detach(), *(part.grad.clone() for part in model.parameters()), model.mean
+
+
+def assert_like_eager(model, plain):
+    for ours, theirs in zip(steps(model), steps(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert model.seen == plain.seen
+    model.feature = plain.feature = None  # no copy is made of a tensor with a graph
+
+
+def planned(plain):
+    return remat.rematerialize(copy.deepcopy(plain), budget=2**24, limit_seconds=0.1)
+
+
+def test_hooks_and_attributes_that_are_methods_are_of_the_copy():
+    plain = Net()
+    model = planned(plain)
+    assert_like_eager(model, plain)
+    assert_like_eager(copy.deepcopy(model), copy.deepcopy(plain))
+    assert_like_eager(pickle.loads(pickle.dumps(model)), pickle.loads(pickle.dumps(plain)))
+    model.eval()
+    with torch.no_grad():
+        x = torch.randn(4, 8)
+        model.net(x)
+        assert torch.equal(model.net(x), model.net(x))
+
+
+def test_the_original_keeps_its_own_hooks():
+    plain = Net()
+    other = copy.deepcopy(plain)
+    assert_like_eager(remat.rematerialize(plain, budget=2**24, limit_seconds=0.1), other)
+    assert (plain.seen, plain.feature) == (0, None)
+    plain(torch.randn(4, 8))
+    assert plain.feature is not None
+
+
+def test_a_hook_that_is_removed_is_gone():
+    plain = Net()
+    model = remat.rematerialize(plain, budget=2**24, limit_seconds=0.1)
+    torch.manual_seed(0)
+    x = torch.randn(4, 8)
+    model(x)
+    plain.handle.remove()
+    before = model.feature
+    model(x)
+    assert torch.equal(model.feature, before)
+
+
+def test_what_else_refers_to_the_model_is_told_of_and_evaluates_with_it():
+    plain = Closed()
+    with pytest.warns(UserWarning, match="noise of Closed refers to the original model"):
+        model = remat.rematerialize(plain, budget=2**24, limit_seconds=0.1)
+    x = torch.randn(4, 8)
+    model(x).backward()
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    assert not plain.training
