@@ -85,6 +85,64 @@ def test_hooks_and_attributes_that_are_methods_are_of_the_copy():
         assert torch.equal(model.net(x), model.net(x))
 
 
+class Block(nn.Module):
+    """Holds a method, and hangs another on a part of itself, as a block that keeps its maps."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.scale, self.act = nn.Linear(8, 8), 1.0, self.soft
+        self.layer.register_forward_hook(self.scaled)
+
+    def scaled(self, module, args, output):
+        return output * self.scale
+
+    def soft(self, x):
+        return torch.tanh(x / self.scale)
+
+    def forward(self, x):
+        self.scale += 1.0
+        return x + self.act(self.layer(x))
+
+
+class Blocks(nn.Module):
+    """Blocks, to one of which it listens by a method."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.seen, self.mean, self.total = 0, torch.zeros(()), 1.0
+        self.blocks[1].register_forward_hook(self.listen)
+
+    def listen(self, module, args, output):
+        self.total = self.total + 1.0
+        return output * self.total
+
+    def forward(self, x):
+        self.seen += 1
+        for block in self.blocks:
+            x = block(x)
+        return x.square().mean()
+
+
+@pytest.mark.parametrize("regions", [None, "blocks.*"])
+def test_methods_of_parts_that_are_copied_are_of_these(regions):
+    plain = Blocks()
+    model = remat.rematerialize(
+        copy.deepcopy(plain), budget=2**24, limit_seconds=0.1, regions=regions
+    )
+    for ours, theirs in zip(steps(model), steps(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert model.total == plain.total
+    assert [block.scale for block in model.blocks] == [block.scale for block in plain.blocks]
+
+
+def test_a_list_of_blocks_that_are_copied_is_told_of():
+    plain = Blocks()
+    plain.order = [plain.blocks[1]]
+    with pytest.warns(UserWarning, match="order of Blocks refers to the original"):
+        remat.rematerialize(plain, budget=2**24, regions="blocks.*")
+
+
 def test_the_original_keeps_its_own_hooks():
     plain = Net()
     other = copy.deepcopy(plain)

@@ -1,16 +1,15 @@
 """What a model holds that refers to the model itself, where a copy of it is to be trained.
 
-Its methods that it or its submodules hold, as hooks, are bound to the copy: such a submodule is
-copied, as one with another forward is. What refers to it in other ways is told of.
+Methods of what was copied, which it or its submodules hold, as hooks, are bound to the copy: such a
+submodule is copied, too, as one with another forward is. What refers to it otherwise is told of.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +26,12 @@ _DEEPEST = 4
 
 @dataclass(eq=False)
 class Bound:
-    """What follows a model in its copy: hooks that were bound, and what refers to the model."""
+    """What follows a model in its copy: hooks that were bound, and what refers to the model.
 
-    copy: torch.nn.Module
-    model: torch.nn.Module
+    `copies` are modules of the model with their copies.
+    """
+
+    copies: list[tuple[torch.nn.Module, torch.nn.Module]]
     is_referred_to: bool = False
     hooks: list[tuple[dict[Any, Any], dict[Any, Any], list[Any]]] = field(default_factory=list)
 
@@ -40,34 +41,48 @@ class Bound:
         That is for code that refers to the model.
         """
         if self.is_referred_to:
-            self.model.training = self.copy.training
+            for part, twin in self.copies:
+                part.training = twin.training
         for own, of_model, bound in self.hooks:
             for key in bound:
                 if key not in of_model:
                     own.pop(key, None)
 
+    def bind(self) -> None:
+        """Bind what the copies hold."""
+        twins = _twins(self.copies)
+        for part, twin in self.copies:
+            for name, item in twin.__dict__.items():
+                twin.__dict__[name] = _bound(item, twins)
+                if isinstance(item, dict):  # which is the copy's own
+                    bound = {key: _bound(value, twins) for key, value in item.items()}
+                    changed = [key for key, value in bound.items() if value is not item[key]]
+                    if changed:
+                        item.update(bound)
+                        self.hooks.append((item, part.__dict__[name], changed))
+
 
 def bind_to_copy(copy: torch.nn.Module, model: torch.nn.Module) -> Bound | None:
-    """Bind methods of the model that its shallow copy and parts of it hold to the copy.
+    """Bind methods of modules that were copied, which the copy or parts of it hold, to the copies.
 
     `None` if there is nothing to follow.
 
     Warns:
-        UserWarning: if something else refers to the model.
+        UserWarning: if something else refers to what was copied.
     """
-    found = Bound(copy, model)
-    for name, part in list(copy.named_modules()):
-        if not name:
-            _bind(found, copy, model)
-        elif any(_bound(found, item) is not item for item in _held(part)):
-            _bind(found, copy_within(copy, name), part)  # its hooks are the original's
-    references = list(dict.fromkeys(_references(copy, model)))
+    copies = _copies(copy, model)
+    while (name := _holder(copy, copies)) is not None:
+        copy_within(copy, name)  # its hooks are the original's
+        copies = _copies(copy, model)
+    found = Bound(copies)
+    found.bind()
+    references = list(dict.fromkeys(_references(copy, _twins(copies))))
     if references:
         found.is_referred_to = True
         warnings.warn(
             f"{', '.join(references[:3])}{', ...' if len(references) > 3 else ''} of "
-            f"{type(model).__name__} refers to the original model, not to the copy that is "
-            f"returned: attributes that are read or written there are not the copy's, and "
+            f"{type(model).__name__} refers to the original model or a part of it, not to the copy "
+            f"that is returned: attributes that are read or written there are not the copy's, and "
             f"gradients may differ from eager's. Set it on what remat.rematerialize returns, or "
             f"let it do without the model",
             stacklevel=3,
@@ -75,22 +90,43 @@ def bind_to_copy(copy: torch.nn.Module, model: torch.nn.Module) -> Bound | None:
     return found if found.hooks or found.is_referred_to else None
 
 
-def _bind(found: Bound, twin: torch.nn.Module, part: torch.nn.Module) -> None:
-    """Bind what a part's own copy holds."""
-    for name, item in twin.__dict__.items():
-        twin.__dict__[name] = _bound(found, item)
-        if isinstance(item, dict):  # which is the copy's own
-            bound = {key: _bound(found, value) for key, value in item.items()}
-            changed = [key for key, value in bound.items() if value is not item[key]]
-            if changed:
-                item.update(bound)
-                found.hooks.append((item, part.__dict__[name], changed))
+def _copies(
+    copy: torch.nn.Module, model: torch.nn.Module
+) -> list[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Pair modules of the model with their copies."""
+    originals = dict(model.named_modules(remove_duplicate=False))
+    pairs = {
+        id(twin): (originals[name], twin)
+        for name, twin in copy.named_modules(remove_duplicate=False)
+        if name in originals and originals[name] is not twin
+    }
+    return list(pairs.values())
 
 
-def _bound(found: Bound, item: Any) -> Any:
-    """Give a method of the model as one of the copy, anything else as it is."""
-    if type(item) is types.MethodType and item.__self__ is found.model:
-        return types.MethodType(item.__func__, found.copy)
+def _twins(
+    copies: Iterable[tuple[torch.nn.Module, torch.nn.Module]],
+) -> dict[int, torch.nn.Module]:
+    return {id(part): twin for part, twin in copies}
+
+
+def _holder(
+    copy: torch.nn.Module, copies: Iterable[tuple[torch.nn.Module, torch.nn.Module]]
+) -> str | None:
+    """Name a part of the copy that is the model's, and holds a method of what was copied."""
+    twins, own = _twins(copies), {id(twin) for _, twin in copies}
+    others = (name for name, part in copy.named_modules() if id(part) not in own)
+    holds = (
+        name
+        for name in others
+        if any(_bound(item, twins) is not item for item in _held(copy.get_submodule(name)))
+    )
+    return next(holds, None)
+
+
+def _bound(item: Any, twins: Mapping[int, torch.nn.Module]) -> Any:
+    """Give a method of what was copied as one of its copy, anything else as it is."""
+    if type(item) is types.MethodType and id(item.__self__) in twins:
+        return types.MethodType(item.__func__, twins[id(item.__self__)])
     return item
 
 
@@ -100,18 +136,17 @@ def _held(part: torch.nn.Module) -> Iterator[Any]:
         yield from (item, *(item.values() if isinstance(item, dict) else ()))
 
 
-def _references(copy: torch.nn.Module, model: torch.nn.Module) -> Iterator[str]:
-    """Name the attributes of modules by which the model is reached, but for the copy's own."""
-    parts = ((f"{name}.", part) for name, part in copy.named_modules() if name)
-    for prefix, part in itertools.chain([("", copy)], parts):
+def _references(copy: torch.nn.Module, twins: Mapping[int, torch.nn.Module]) -> Iterator[str]:
+    """Name the attributes of the copy's modules that lead to what was copied."""
+    for prefix, part in copy.named_modules():
         for name, item in part.__dict__.items():
-            if name not in ("_modules", "_parameters", "_buffers") and _reaches(item, model, 0):
-                yield f"{prefix}{name}"
+            if name not in ("_modules", "_parameters", "_buffers") and _reaches(item, twins, 0):
+                yield f"{prefix}.{name}".lstrip(".")
 
 
-def _reaches(item: Any, model: torch.nn.Module, depth: int) -> bool:
-    """Whether containers, methods, closures and partial calls lead to the model."""
-    if item is model:
+def _reaches(item: Any, twins: Mapping[int, torch.nn.Module], depth: int) -> bool:
+    """Whether containers, methods, closures and partial calls lead to what was copied."""
+    if id(item) in twins:
         return True
     if depth == _DEEPEST:
         return False
@@ -128,4 +163,4 @@ def _reaches(item: Any, model: torch.nn.Module, depth: int) -> bool:
         inner = (*closure_of(item), *defaults)
     elif kind is functools.partial:
         inner = (item.func, *item.args, *item.keywords.values())
-    return any(_reaches(each, model, depth + 1) for each in inner)
+    return any(_reaches(each, twins, depth + 1) for each in inner)

@@ -199,17 +199,18 @@ def rematerialize(
             f"or plan="
         )
     wrapped = shallow_copy(model)
-    bound = bind_to_copy(wrapped, model)
     chosen = choose_regions(wrapped, regions)
     unwrap_units(wrapped)
+    for name in chosen:
+        refuse_scripted(wrapped.get_submodule(name))
+    blocks = [copy_within(wrapped, name) for name in chosen]
+    bound = bind_to_copy(wrapped, model)
     forward = RematForward(wrapped, settings, wrapped.__dict__.get("forward"), bool(chosen))
     forward.original, forward.bound = model, bound  # the first for weak references within it
     wrapped.__dict__["forward"] = wrapped.__dict__[_FORWARD] = forward
     wrapped.__dict__["plan"] = NotPlanned()
     wrapped.register_forward_pre_hook(forward.check_owner)
-    for name in chosen:
-        refuse_scripted(wrapped.get_submodule(name))
-        block = copy_within(wrapped, name)
+    for block in blocks:
         block.__dict__["forward"] = RegionForward(block, forward)
     if args is not None or kwargs:
         with torch.enable_grad():
@@ -365,9 +366,7 @@ class RematForward:
         return machine
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
-        module = memo.get(id(self._module))
-        if module is None:
-            module = copy.deepcopy(self._module, memo)
+        module = copy.deepcopy(self._module, memo)
         instance_forward = copy.deepcopy(self._instance_forward, memo)
         forward = RematForward(module, self._settings, instance_forward, self._by_regions)
         memo[id(self)] = forward
