@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -12,6 +13,7 @@ from remat.errors import RematError
 from remat_exec import SecondDerivative
 from remat_graph.torch import (
     AllocationRecorder,
+    CaptureError,
     copied,
     flatten,
     remember_generators,
@@ -32,7 +34,9 @@ class Before:
     """
 
     def __init__(self, model: torch.nn.Module, arguments: Any, *, first: bool) -> None:
-        tensors = (each for each in flatten(arguments)[0] if not each.is_inference())
+        tensors: list[torch.Tensor] = []
+        with suppress(CaptureError):  # of an object that refers to itself
+            tensors = [each for each in flatten(arguments)[0] if not each.is_inference()]
         self._versions = [(tensor, tensor._version) for tensor in tensors]
         self._put_back = [remember_generators()]
         self._first = first
