@@ -136,6 +136,16 @@ def test_methods_of_parts_that_are_copied_are_of_these(regions):
     assert [block.scale for block in model.blocks] == [block.scale for block in plain.blocks]
 
 
+def test_a_model_of_a_model_that_is_planned_has_methods_of_its_own():
+    plain = Blocks()
+    model = copy.deepcopy(plain)
+    model.blocks[0] = remat.rematerialize(model.blocks[0], budget=2**24)
+    model = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
+    for ours, theirs in zip(steps(model), steps(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+    assert [block.scale for block in model.blocks] == [block.scale for block in plain.blocks]
+
+
 def test_a_list_of_blocks_that_are_copied_is_told_of():
     plain = Blocks()
     plain.order = [plain.blocks[1]]

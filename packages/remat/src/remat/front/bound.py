@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from remat.front.units import copy_within
+from remat.front.units import copy_within, end_copying
 from remat_graph.torch import closure_of
 
 __all__ = ["Bound", "bind_to_copy"]
 
 _CONTAINERS = (dict, list, tuple, set)
-_DEEPEST = 4
+_DEEPEST, _MOST_ENTRIES = 4, 10_000
 
 
 @dataclass(eq=False)
@@ -70,11 +70,12 @@ def bind_to_copy(copy: torch.nn.Module, model: torch.nn.Module) -> Bound | None:
     Warns:
         UserWarning: if something else refers to what was copied.
     """
-    copies = _copies(copy, model)
-    while (name := _holder(copy, copies)) is not None:
+    copies, before = _copies(copy, model), 0
+    while len(copies) > before and (name := _holder(copy, copies)) is not None:
         copy_within(copy, name)  # its hooks are the original's
-        copies = _copies(copy, model)
+        before, copies = len(copies), _copies(copy, model)
     found = Bound(copies)
+    end_copying(copy)
     found.bind()
     references = list(dict.fromkeys(_references(copy, _twins(copies))))
     if references:
@@ -148,10 +149,11 @@ def _reaches(item: Any, twins: Mapping[int, torch.nn.Module], depth: int) -> boo
     """Whether containers, methods, closures and partial calls lead to what was copied."""
     if id(item) in twins:
         return True
-    if depth == _DEEPEST:
+    kind = type(item)
+    is_container = issubclass(kind, dict) or kind in _CONTAINERS
+    if depth == _DEEPEST or (is_container and len(item) > _MOST_ENTRIES):
         return False
     inner: Any = ()
-    kind = type(item)
     if issubclass(kind, dict):
         inner = list(dict.values(item))
     elif kind in _CONTAINERS:

@@ -23,6 +23,7 @@ __all__ = [
     "Regions",
     "choose_regions",
     "copy_within",
+    "end_copying",
     "shallow_copy",
     "tensors_of",
     "unwrap_units",
@@ -95,6 +96,12 @@ def copy_within(model: torch.nn.Module, name: str) -> torch.nn.Module:
 
 
 _COPIED = "_remat_copied"
+
+
+def end_copying(model: torch.nn.Module) -> None:
+    """Take what was copied for the model's own from now on: a copy of it copies it again."""
+    for part in model.modules():
+        part.__dict__.pop(_COPIED, None)
 
 
 def _replace(model: torch.nn.Module, old: Module) -> Module:
