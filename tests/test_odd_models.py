@@ -60,7 +60,6 @@ def test_trains_as_eager_does(name):
 
 @pytest.mark.parametrize("name", swept(IN_PARTS, ONE_OF_A_KIND_IN_PARTS))
 @pytest.mark.filterwarnings("ignore:`torch.nn.utils.(spectral|weight)_norm` is .*deprecated")
-@pytest.mark.filterwarnings("ignore:layer._forward_hooks of Made refers to the original")
 def test_trains_in_parts_as_eager_does(name):
     """Six steps: the plan for several regions is made after the first or second."""
     make, x = IN_PARTS[name]

@@ -1,7 +1,8 @@
 """What a model holds that refers to the model itself, where a copy of it is to be trained.
 
-Methods of what was copied, which it or its submodules hold, as hooks, are bound to the copy: such a
-submodule is copied, too, as one with another forward is. What refers to it otherwise is told of.
+Methods of what was copied, which it or its submodules hold, as hooks, are bound to the copy, and so
+are functions that close over it: such a submodule is copied, too, as one with another forward is.
+What refers to it otherwise, as a list, is told of.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import functools
 import types
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +23,7 @@ from remat_graph.torch import closure_of
 __all__ = ["Bound", "bind_to_copy"]
 
 _CONTAINERS = (dict, list, tuple, set)
+_REGISTERED = frozenset({"_modules", "_parameters", "_buffers"})
 _DEEPEST, _MOST_ENTRIES = 4, 10_000
 
 
@@ -53,6 +56,8 @@ class Bound:
         twins = _twins(self.copies)
         for part, twin in self.copies:
             for name, item in twin.__dict__.items():
+                if name in _REGISTERED:
+                    continue
                 twin.__dict__[name] = _bound(item, twins)
                 if isinstance(item, dict):  # which is the copy's own
                     bound = {key: _bound(value, twins) for key, value in item.items()}
@@ -124,24 +129,77 @@ def _holder(
     return next(holds, None)
 
 
-def _bound(item: Any, twins: Mapping[int, torch.nn.Module]) -> Any:
-    """Give a method of what was copied as one of its copy, anything else as it is."""
-    if type(item) is types.MethodType and id(item.__self__) in twins:
-        return types.MethodType(item.__func__, twins[id(item.__self__)])
+def _bound(item: Any, twins: Mapping[int, torch.nn.Module], depth: int = 0) -> Any:
+    """Give what was copied as its copy, and so what a method, closure or partial call has of it.
+
+    Anything else is given as it is.
+    """
+    if id(item) in twins:
+        return twins[id(item)]
+    if depth == _DEEPEST:
+        return item
+    again = functools.partial(_bound, twins=twins, depth=depth + 1)
+    if type(item) is types.MethodType:
+        parts = item.__func__, item.__self__
+        return _rebuilt(item, parts, map(again, parts), types.MethodType)
+    if type(item) is functools.partial:
+        parts = item.func, *item.args, *item.keywords.values()
+        names, count = tuple(item.keywords), len(item.args)
+
+        def call(function: Any, *rest: Any) -> Any:
+            keywords = dict(zip(names, rest[count:], strict=True))
+            return functools.partial(function, *rest[:count], **keywords)
+
+        return _rebuilt(item, parts, map(again, parts), call)
+    if type(item) is types.FunctionType:
+        cells, defaults = item.__closure__ or (), item.__defaults__ or ()
+        parts = *cells, *defaults
+        bound = *(_bound_cell(cell, again) for cell in cells), *map(again, defaults)
+        return _rebuilt(item, parts, bound, functools.partial(_function, item))
     return item
+
+
+def _rebuilt(
+    item: Any, parts: Iterable[Any], bound: Iterable[Any], make: Callable[..., Any]
+) -> Any:
+    """Make an item of its parts as they are bound, if one is another."""
+    bound = tuple(bound)
+    changed = any(one is not other for one, other in zip(parts, bound, strict=True))
+    return make(*bound) if changed else item
+
+
+def _bound_cell(cell: types.CellType, again: Callable[[Any], Any]) -> types.CellType:
+    with suppress(ValueError):  # of one that holds nothing yet
+        bound = again(cell.cell_contents)
+        return cell if bound is cell.cell_contents else types.CellType(bound)
+    return cell
+
+
+def _function(function: types.FunctionType, *parts: Any) -> types.FunctionType:
+    """Make a function like another, of its cells and defaults."""
+    count = len(function.__closure__ or ())
+    like = types.FunctionType(
+        function.__code__, function.__globals__, function.__name__, parts[count:], parts[:count]
+    )
+    like.__kwdefaults__ = function.__kwdefaults__
+    functools.update_wrapper(like, function)
+    del like.__wrapped__  # type: ignore[attr-defined]
+    like.__dict__.update(function.__dict__)
+    return like
 
 
 def _held(part: torch.nn.Module) -> Iterator[Any]:
     """Give the attributes of a module, and the values of those that are dictionaries."""
-    for item in part.__dict__.values():
-        yield from (item, *(item.values() if isinstance(item, dict) else ()))
+    for name, item in part.__dict__.items():
+        if name not in _REGISTERED:
+            yield from (item, *(item.values() if isinstance(item, dict) else ()))
 
 
 def _references(copy: torch.nn.Module, twins: Mapping[int, torch.nn.Module]) -> Iterator[str]:
     """Name the attributes of the copy's modules that lead to what was copied."""
     for prefix, part in copy.named_modules():
         for name, item in part.__dict__.items():
-            if name not in ("_modules", "_parameters", "_buffers") and _reaches(item, twins, 0):
+            if name not in _REGISTERED and _reaches(item, twins, 0):
                 yield f"{prefix}.{name}".lstrip(".")
 
 
