@@ -54,7 +54,9 @@ class Before:
             self._put_back.clear()
 
     def copy_buffers(self) -> None:
-        """Copy the buffers, if that is to be done."""
+        """Copy the buffers, unless that is done, or the block has ended."""
+        if not self._buffers:
+            return
         buffers, self._buffers = self._buffers, []
         with AllocationRecorder.paused():
             self._put_back.append(copied(buffers))
