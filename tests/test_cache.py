@@ -97,9 +97,14 @@ def test_another_budget_is_solved_for_with_the_same_costs(folder, work):
 )
 def test_damaged_and_foreign_entries_are_named_and_left_out(folder, work, caplog, damage):
     first = rematerialized()
-    again = {"measure_plain", "solve", "rehearsed"}
-    for kinds, done in ((("peaks", "solutions"), again), (("costs",), {"_measure"})):
-        entries = [entry for entry in Store.here().entries() if entry.kind in kinds]
+    # Peaks come before solutions: a search by time may solve anew for another schedule.
+    again = {
+        "peaks": {"measure_plain", "rehearsed"},
+        "solutions": {"solve"},
+        "costs": {"_measure"},
+    }
+    for kind, done in again.items():
+        entries = [entry for entry in Store.here().entries() if entry.kind == kind]
         for entry in entries:
             entry.path.write_text(damage(entry.path.read_text()), encoding="latin-1")
         work.clear()
@@ -107,7 +112,7 @@ def test_damaged_and_foreign_entries_are_named_and_left_out(folder, work, caplog
         with caplog.at_level(logging.WARNING, "remat"):
             second = rematerialized()
         assert {*work} >= done
-        assert ("_measure" in work) == (kinds == ("costs",))
+        assert ("_measure" in work) == (kind == "costs")
         assert second.budget_bytes == first.budget_bytes
         for entry in entries:
             assert str(entry.path) in caplog.text
