@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -65,6 +66,35 @@ class Listed(Net):
 
     def forward(self, x):
         return super().forward(functional.dropout(x, 0.5, self.all[0].training))
+
+
+class Helper:
+    """Is no container."""
+
+    def __init__(self, model):
+        self.model = model
+
+
+class Helped(Net):
+    """Has an object that knows it."""
+
+    def __init__(self):
+        super().__init__()
+        self.all = Helper(self)
+
+    def forward(self, x):
+        return super().forward(functional.dropout(x, 0.5, self.all.model.training))
+
+
+class Weak(Net):
+    """Is known to a part by a weak reference, which makes no circle."""
+
+    def __init__(self):
+        super().__init__()
+        self.head.owner = weakref.ref(self)
+
+    def forward(self, x):
+        return super().forward(x * self.head.owner().scale)
 
 
 def steps(model, count=3):
@@ -168,11 +198,12 @@ def test_a_list_of_blocks_that_are_copied_is_told_of():
         remat.rematerialize(plain, budget=2**24, regions="blocks.*")
 
 
-def test_functions_that_close_over_the_model_are_of_the_copy():
+@pytest.mark.parametrize("kind", [Closed, Weak])
+def test_functions_that_close_over_the_model_and_weak_references_are_of_the_copy(kind):
     torch.manual_seed(0)
-    plain = Closed()
+    plain = kind()
     torch.manual_seed(0)  # a deep copy has the functions of the first
-    assert_like_eager(remat.rematerialize(Closed(), budget=2**24, limit_seconds=0.1), plain)
+    assert_like_eager(remat.rematerialize(kind(), budget=2**24, limit_seconds=0.1), plain)
 
 
 def test_the_original_keeps_its_own_hooks():
@@ -196,9 +227,10 @@ def test_a_hook_that_is_removed_is_gone():
     assert torch.equal(model.feature, before)
 
 
-def test_what_else_refers_to_the_model_is_told_of_and_evaluates_with_it():
-    plain = Listed()
-    with pytest.warns(UserWarning, match="all of Listed refers to the original model"):
+@pytest.mark.parametrize("kind", [Listed, Helped])
+def test_what_else_refers_to_the_model_is_told_of_and_evaluates_with_it(kind):
+    plain = kind()
+    with pytest.warns(UserWarning, match=f"all of {kind.__name__} refers to the original model"):
         model = remat.rematerialize(plain, budget=2**24, limit_seconds=0.1)
     x = torch.randn(4, 8)
     model(x).backward()

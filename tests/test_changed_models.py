@@ -85,8 +85,9 @@ def test_a_counter_that_the_result_depends_on_is_followed():
         lambda m: m.__setitem__(5, nn.ReLU()),
         pytest.param(lambda m: m.double(), marks=pytest.mark.sweep),
         pytest.param(lambda m: setattr(m[1], "momentum", 0.5), marks=pytest.mark.sweep),
+        lambda m: torch.utils.swap_tensors(m[4].weight, nn.Parameter(torch.eye(24))),
     ],
-    ids=["frozen layer", "batch norm in eval", "replaced layer", "double", "momentum"],
+    ids=["frozen layer", "batch norm in eval", "replaced layer", "double", "momentum", "swapped"],
 )
 def test_a_changed_model_is_planned_anew(change):
     """The second step runs the changed model; more changes are in `test_changed_calls.py`."""

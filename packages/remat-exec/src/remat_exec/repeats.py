@@ -53,7 +53,7 @@ class Repeat:
         self.is_kept, self.planned_bytes = False, planned.given_bytes
         self._program, self._held = program, list(bound) if planned.holds_inputs else []
         self._given: list[tuple[Any, int]] = []
-        self._names = program.taken
+        self._names: Sequence[str] = program.taken
         self._items = [weakref.ref(i) if isinstance(i, torch.Tensor) else i for i in bound]
         devices = {call.random for call in program.calls.values() if call.random is not None}
         self._states = {device: read_state(device) for device in sorted(devices, key=str)}
@@ -64,8 +64,8 @@ class Repeat:
     def begin_backward(self) -> None:
         """See whether the backward that begins keeps the graph."""
         self.is_kept = keeps_graph()
-        if not self.is_kept:
-            self._held = []
+        if not self.is_kept:  # the graph may be there for as long as its outputs are
+            self._held, self._names, self._items = [], (), []
         elif self._sums is None:
             self._note_sums()
 

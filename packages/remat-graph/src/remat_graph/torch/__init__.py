@@ -59,7 +59,7 @@ from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.provenance import note, source_of
-from remat_graph.torch.tracing.restoring import closure_of, copied, left_as_it_was, remember_state
+from remat_graph.torch.tracing.restoring import copied, left_as_it_was, reachable, remember_state
 from remat_graph.torch.tracing.rnns import draws_otherwise
 from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
 from remat_graph.torch.tracing.symbolic_math import symbolic_math
@@ -124,7 +124,6 @@ __all__ = [
     "capture",
     "capture_region",
     "check_passes",
-    "closure_of",
     "collector_at_rest",
     "computes_gradients",
     "copied",

@@ -255,6 +255,7 @@ def compile_frames(
         "capture_dynamic_output_shape_ops": False,
         "capture_scalar_outputs": False,
         "fail_on_recompile_limit_hit": False,
+        "invalidate_compile_context_weakrefs": True,  # else no parameter can be swapped
         "optimize_ddp": False,
         "recompile_limit": _NO_LIMIT,
         "reorderable_logging_functions": set(_WARN),

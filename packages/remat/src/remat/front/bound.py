@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import types
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,13 +19,12 @@ from typing import Any
 import torch
 
 from remat.front.units import copy_within, end_copying
-from remat_graph.torch import closure_of
+from remat_graph.torch import reachable
 
 __all__ = ["Bound", "bind_to_copy"]
 
-_CONTAINERS = (dict, list, tuple, set)
 _REGISTERED = frozenset({"_modules", "_parameters", "_buffers"})
-_DEEPEST, _MOST_ENTRIES = 4, 10_000
+_DEEPEST = 4
 
 
 @dataclass(eq=False)
@@ -151,6 +151,9 @@ def _bound(item: Any, twins: Mapping[int, torch.nn.Module], depth: int = 0) -> A
             return functools.partial(function, *rest[:count], **keywords)
 
         return _rebuilt(item, parts, map(again, parts), call)
+    if type(item) is weakref.ref:
+        parts = (item(),)
+        return _rebuilt(item, parts, map(again, parts), weakref.ref)
     if type(item) is types.FunctionType:
         cells, defaults = item.__closure__ or (), item.__defaults__ or ()
         parts = *cells, *defaults
@@ -199,28 +202,8 @@ def _references(copy: torch.nn.Module, twins: Mapping[int, torch.nn.Module]) -> 
     """Name the attributes of the copy's modules that lead to what was copied."""
     for prefix, part in copy.named_modules():
         for name, item in part.__dict__.items():
-            if name not in _REGISTERED and _reaches(item, twins, 0):
+            if name in _REGISTERED:
+                continue
+            if any(id(held) in twins for held in reachable([item])):
                 yield f"{prefix}.{name}".lstrip(".")
 
-
-def _reaches(item: Any, twins: Mapping[int, torch.nn.Module], depth: int) -> bool:
-    """Whether containers, methods, closures and partial calls lead to what was copied."""
-    if id(item) in twins:
-        return True
-    kind = type(item)
-    is_container = issubclass(kind, dict) or kind in _CONTAINERS
-    if depth == _DEEPEST or (is_container and len(item) > _MOST_ENTRIES):
-        return False
-    inner: Any = ()
-    if issubclass(kind, dict):
-        inner = list(dict.values(item))
-    elif kind in _CONTAINERS:
-        inner = list(item)
-    elif kind is types.MethodType:
-        inner = (item.__self__, item.__func__)
-    elif kind is types.FunctionType:
-        defaults = (*(item.__defaults__ or ()), *(item.__kwdefaults__ or {}).values())
-        inner = (*closure_of(item), *defaults)
-    elif kind is functools.partial:
-        inner = (item.func, *item.args, *item.keywords.values())
-    return any(_reaches(each, twins, depth + 1) for each in inner)

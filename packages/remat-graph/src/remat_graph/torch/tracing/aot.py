@@ -32,6 +32,7 @@ from remat_graph.torch.tracing.draws import (
     may_draw_in_order_of_dimensions,
 )
 from remat_graph.torch.tracing.failures import depends_on_data, not_traced
+from remat_graph.torch.tracing.fakes import fake_mode_of, forget_originals
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.layouts import lying_as_real
 from remat_graph.torch.tracing.masked_writes import masked_writes_of_known_size
@@ -156,7 +157,9 @@ def _traced(
         joint = _exported(stack, module, tensors)
         raise_within_operators(joint.graph_module.graph)
         metadata = joint._aot_state.fw_metadata
-        return read_roles(joint.graph_module, metadata, computed_from)
+        roles = read_roles(joint.graph_module, metadata, computed_from)
+        forget_originals(fake_mode_of(roles.graph))
+        return roles
 
 
 def _exported(

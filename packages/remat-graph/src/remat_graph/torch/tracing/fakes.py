@@ -18,6 +18,7 @@ __all__ = [
     "failures_untold",
     "fake_constant",
     "fake_mode_of",
+    "forget_originals",
     "has_no_data",
     "is_traced_tensor",
     "new_fake",
@@ -133,6 +134,16 @@ def fake_mode_of(graph: torch.fx.Graph) -> FakeTensorMode:
         if isinstance(value, FakeTensor):
             return value.fake_mode
     raise CaptureError("the captured graph has no tensor at all")
+
+
+def forget_originals(mode: FakeTensorMode) -> None:
+    """Drop weak references to the tensors that fake ones were made of.
+
+    `torch.utils.swap_tensors` refuses a tensor that has one.
+    """
+    describer = mode.fake_tensor_converter.meta_converter.describer
+    describer.lookup_tensor.clear()
+    describer.lookup_storage.clear()
 
 
 def storage_key(tensor: torch.Tensor) -> int:

@@ -14,6 +14,7 @@ import operator
 import random
 import sys
 import types
+import weakref
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -26,7 +27,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from remat_graph.torch.process import remember_numbers
 from remat_graph.torch.tracing.fakes import has_no_data
 
-__all__ = ["closure_of", "copied", "left_as_it_was", "remember_state"]
+__all__ = ["copied", "left_as_it_was", "reachable", "remember_state"]
 
 _CONTAINERS = frozenset({dict, OrderedDict, defaultdict, list, set, deque})
 _CLOSED = (type, types.ModuleType, torch.Tensor, torch.nn.Module)
@@ -53,7 +54,7 @@ def remember_state(module: torch.nn.Module) -> Callable[[], None]:
     for part in module.modules():
         if isinstance(part, torch.fx.GraphModule):
             _ = part.code
-    objects = _reachable(module)
+    objects = reachable(part.__dict__ for part in module.modules())
     before = [(holder, _contents(holder)) for holder in objects if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in objects if type(drawn) is random.Random]
     numpy = sys.modules.get("numpy")
@@ -95,11 +96,14 @@ def _contents(holder: Any) -> list[Any]:
     return [*holder, *holder.values()] if isinstance(holder, dict) else list(holder)
 
 
-def _reachable(module: torch.nn.Module) -> list[Any]:
-    """List what hangs on a module and its submodules, each once, but for plain values."""
+def reachable(level: Iterable[Any]) -> list[Any]:
+    """List objects and what hangs on them, each once, but for plain values.
+
+    That is what containers, objects, methods, functions, partial calls and weak references to
+    modules hold; modules, tensors and classes are listed, and not looked into.
+    """
     objects: list[Any] = []
     seen: set[int] = set()
-    level: Iterable[Any] = [part.__dict__ for part in module.modules()]
     for depth in range(_DEEPEST + 1):
         below: list[Any] = []
         for value in level:
@@ -128,8 +132,11 @@ def _held(value: Any) -> Iterable[Any]:
         return value.func, value.args, value.keywords
     if kind is types.MethodType:
         return value.__self__, value.__func__
+    if issubclass(kind, weakref.ref):  # handles of hooks have some to all hooks
+        return (value(),) if issubclass(type(value()), torch.nn.Module) else ()
     if kind is types.FunctionType:
-        return closure_of(value)
+        defaults = value.__defaults__ or (), value.__kwdefaults__ or {}
+        return *_closure_of(value), *defaults
     if issubclass(kind, _CLOSED) or hasattr(kind, "original_forward"):
         return ()  # the second has plans, which are to stay
     try:
@@ -191,7 +198,7 @@ def _dense_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
 
 
-def closure_of(function: types.FunctionType) -> list[Any]:
+def _closure_of(function: types.FunctionType) -> list[Any]:
     """List what the variables of enclosing functions hold that a function reads."""
     held = []
     for cell in function.__closure__ or ():
