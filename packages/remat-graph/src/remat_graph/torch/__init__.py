@@ -148,6 +148,7 @@ __all__ = [
     "process_lock",
     "quietly",
     "raise_missing",
+    "reachable",
     "read_as_traced",
     "read_call",
     "remember_generators",

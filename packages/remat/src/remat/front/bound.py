@@ -152,8 +152,7 @@ def _bound(item: Any, twins: Mapping[int, torch.nn.Module], depth: int = 0) -> A
 
         return _rebuilt(item, parts, map(again, parts), call)
     if type(item) is weakref.ref:
-        parts = (item(),)
-        return _rebuilt(item, parts, map(again, parts), weakref.ref)
+        return _rebuilt(item, (item(),), (again(item()),), weakref.ref)
     if type(item) is types.FunctionType:
         cells, defaults = item.__closure__ or (), item.__defaults__ or ()
         parts = *cells, *defaults
@@ -206,4 +205,3 @@ def _references(copy: torch.nn.Module, twins: Mapping[int, torch.nn.Module]) -> 
                 continue
             if any(id(held) in twins for held in reachable([item])):
                 yield f"{prefix}.{name}".lstrip(".")
-
