@@ -51,7 +51,10 @@ class Closed(Net):
         self.noise = lambda x: functional.dropout(x, 0.5, self.training)
         self.again = functools.partial(lambda model, x: x * model.scale, self)
         object.__setattr__(self.head, "owner", self)
-        self.net[0].register_forward_hook(lambda module, args, output, own=self: output / own.scale)
+        self.net[0].register_forward_hook(lambda module, args, output, own=self: output + own.seen)
+        self.net[0].register_forward_hook(
+            lambda module, args, output, *, own=self: output / own.scale
+        )
 
     def forward(self, x):
         return super().forward(self.again(self.noise(x * self.head.owner.scale)))

@@ -11,7 +11,7 @@ import functools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,7 @@ from remat_graph.torch import reachable
 __all__ = ["Bound", "bind_to_copy"]
 
 _REGISTERED = frozenset({"_modules", "_parameters", "_buffers"})
-_DEEPEST = 4
+_DEEPEST = 6
 
 
 @dataclass(eq=False)
@@ -141,7 +141,7 @@ def _bound(item: Any, twins: Mapping[int, torch.nn.Module], depth: int = 0) -> A
     again = functools.partial(_bound, twins=twins, depth=depth + 1)
     if type(item) is types.MethodType:
         parts = item.__func__, item.__self__
-        return _rebuilt(item, parts, map(again, parts), types.MethodType)
+        return _rebuilt(item, parts, again, types.MethodType)
     if type(item) is functools.partial:
         parts = item.func, *item.args, *item.keywords.values()
         names, count = tuple(item.keywords), len(item.args)
@@ -150,40 +150,37 @@ def _bound(item: Any, twins: Mapping[int, torch.nn.Module], depth: int = 0) -> A
             keywords = dict(zip(names, rest[count:], strict=True))
             return functools.partial(function, *rest[:count], **keywords)
 
-        return _rebuilt(item, parts, map(again, parts), call)
+        return _rebuilt(item, parts, again, call)
     if type(item) is weakref.ref:
-        return _rebuilt(item, (item(),), (again(item()),), weakref.ref)
+        return _rebuilt(item, (item(),), again, weakref.ref)
     if type(item) is types.FunctionType:
         cells, defaults = item.__closure__ or (), item.__defaults__ or ()
-        parts = *cells, *defaults
-        bound = *(_bound_cell(cell, again) for cell in cells), *map(again, defaults)
-        return _rebuilt(item, parts, bound, functools.partial(_function, item))
+        keywords = item.__kwdefaults__ or {}
+        parts = *cells, *defaults, *keywords.values()
+        return _rebuilt(item, parts, again, functools.partial(_function, item))
+    if type(item) is types.CellType:
+        with suppress(ValueError):  # of one that holds nothing yet
+            return _rebuilt(item, (item.cell_contents,), again, types.CellType)
     return item
 
 
 def _rebuilt(
-    item: Any, parts: Iterable[Any], bound: Iterable[Any], make: Callable[..., Any]
+    item: Any, parts: Sequence[Any], again: Callable[[Any], Any], make: Callable[..., Any]
 ) -> Any:
     """Make an item of its parts as they are bound, if one is another."""
-    bound = tuple(bound)
+    bound = [again(part) for part in parts]
     changed = any(one is not other for one, other in zip(parts, bound, strict=True))
     return make(*bound) if changed else item
 
 
-def _bound_cell(cell: types.CellType, again: Callable[[Any], Any]) -> types.CellType:
-    with suppress(ValueError):  # of one that holds nothing yet
-        bound = again(cell.cell_contents)
-        return cell if bound is cell.cell_contents else types.CellType(bound)
-    return cell
-
-
 def _function(function: types.FunctionType, *parts: Any) -> types.FunctionType:
-    """Make a function like another, of its cells and defaults."""
-    count = len(function.__closure__ or ())
+    """Make a function like another, of its cells, defaults and keyword-only defaults."""
+    count, names = len(function.__closure__ or ()), tuple(function.__kwdefaults__ or ())
+    end = len(parts) - len(names)
     like = types.FunctionType(
-        function.__code__, function.__globals__, function.__name__, parts[count:], parts[:count]
+        function.__code__, function.__globals__, function.__name__, parts[count:end], parts[:count]
     )
-    like.__kwdefaults__ = function.__kwdefaults__
+    like.__kwdefaults__ = dict(zip(names, parts[end:], strict=True))
     functools.update_wrapper(like, function)
     del like.__wrapped__  # type: ignore[attr-defined]
     like.__dict__.update(function.__dict__)
