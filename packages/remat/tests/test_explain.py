@@ -89,7 +89,7 @@ def test_what_is_held_adds_up_to_what_the_simulator_says(share):
     graph = captured.with_alternatives(Numerics.LOSSY).graph
     assert any(op.overwrites for op in graph.ops)
     budget = int(share * simulate(graph, store_all(graph)).peak_bytes)
-    found = solve(graph, budget, solver="refine", limit_seconds=0.1).schedule
+    found = solve(graph, budget, limit_seconds=0.5).schedule
     timeline, lives = simulate(graph, found), lifetimes(graph, found)
     for step, what in enumerate(found):
         held = sum(life.size_bytes for life in lives if life.start <= step < life.end)
