@@ -101,6 +101,51 @@ def test_a_changed_model_is_planned_anew(change):
     assert_close(run(planned(), *calls, change=at_step_one), run(net(), *calls, change=at_step_one))
 
 
+class Stack(nn.Module):
+    """Layers that could stand for one another."""
+
+    def __init__(self, breaks):
+        super().__init__()
+        torch.manual_seed(0)
+        self.breaks = breaks
+        self.layers = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm1d(8) for _ in range(4))
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=True):
+            x = norm(torch.tanh(layer(x)))
+            if self.breaks and norm is self.norms[2]:
+                torch._dynamo.graph_break()
+        return x
+
+
+def tie_weights(model):
+    model.layers[2].weight = model.layers[0].weight
+
+
+def tie_a_layer(model):
+    model.layers[3] = model.layers[2]
+
+
+def use_a_norm_twice(model):
+    model.norms[1] = model.norms[0]
+
+
+@pytest.mark.parametrize("change", [tie_weights, tie_a_layer, use_a_norm_twice])
+@pytest.mark.parametrize("breaks", [False, pytest.param(True, marks=pytest.mark.sweep)])
+def test_what_comes_to_be_shared_is_planned_anew(change, breaks):
+    """TorchDynamo does not see that parameters are the same from then on."""
+
+    def at_step_three(model, step):
+        if step == 3:
+            change(model)
+
+    calls = [batch(24 + 8 * (step // 2)) for step in range(6)]
+    model = remat.rematerialize(Stack(breaks), budget=2**24, limit_seconds=LIMIT_SECONDS)
+    found = run(model, *calls, change=at_step_three)
+    assert_bitwise_equal(found, run(Stack(breaks), *calls, change=at_step_three))
+
+
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()

@@ -14,7 +14,7 @@ from remat_graph.torch.capturing import expecting
 from remat_graph.torch.capturing.trace import FlatRegion
 from remat_graph.torch.repeats import rows
 from remat_graph.torch.repeats.periods import Irregular
-from remat_graph.torch.tracing.structure import distinct
+from remat_graph.torch.tracing.structure import tensors_of_call
 
 WIDTH = 4
 
@@ -259,7 +259,7 @@ def test_the_graph_is_that_of_tracing_every_period(monkeypatch, make):
 )
 def test_what_does_not_repeat_is_traced_at_once(make):
     graph, inputs = found_by_dynamo(*make())
-    assert not FlatRegion(graph, inputs, distinct(inputs)[0], whole=False).repeats
+    assert not FlatRegion(graph, inputs, tensors_of_call(inputs)[0], whole=False).repeats
 
 
 @pytest.mark.sweep

@@ -61,7 +61,14 @@ from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was, reachable, remember_state
 from remat_graph.torch.tracing.rnns import draws_otherwise
-from remat_graph.torch.tracing.structure import FlatCall, Structure, flatten, read_call
+from remat_graph.torch.tracing.structure import (
+    FlatCall,
+    Structure,
+    flatten,
+    read_call,
+    sharing,
+    tensors_of_call,
+)
 from remat_graph.torch.tracing.symbolic_math import symbolic_math
 from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
@@ -156,9 +163,11 @@ __all__ = [
     "results_of",
     "run_fused",
     "run_over",
+    "sharing",
     "source_of",
     "stretch_from",
     "symbolic_math",
     "tensor_at",
+    "tensors_of_call",
     "trace_sizes",
 ]

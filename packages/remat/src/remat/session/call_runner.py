@@ -30,6 +30,7 @@ from remat_exec import (
     get_executor,
     keeps_graph,
 )
+from remat_graph.torch import tensors_of_call
 from remat_solvers.step import RegionOption
 
 __all__ = ["CallRunner"]
@@ -60,7 +61,7 @@ class CallRunner:
         region: Region,
         numbers: Hashable,
         planned: RunnablePlan,
-        tensors: list[torch.Tensor],
+        inputs: Sequence[Any],
         on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region that has the budget for itself.
@@ -69,6 +70,7 @@ class CallRunner:
         may be let go of in the step, the second.
         """
         step, executable = self._step, planned.executable
+        tensors, _ = tensors_of_call(inputs)
         call = Call(region, executable, on_backward, planned=planned, numbers=numbers)
         is_checked = region.checked.get(numbers) is planned.plan or numbers in region.left
         is_waiting = not region.has_waited and bool(gradients_present(tensors))
@@ -99,7 +101,6 @@ class CallRunner:
         region: Region,
         plan: CapturedRegion,
         inputs: Sequence[Any],
-        tensors: list[torch.Tensor],
         on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region that shares the budget with others."""
@@ -110,7 +111,8 @@ class CallRunner:
             step.is_new = False
             self._begin_late(device)
         if step.runs_plain:
-            return self._run_plain(region, plan, inputs, tensors, on_backward)
+            return self._run_plain(region, plan, inputs, on_backward)
+        tensors, _ = tensors_of_call(inputs)
         position = len(step.calls)
         option = self._next_option(step.pattern, plan)
         if self._step.patterns.off_plan and not recording.under_way:
@@ -190,7 +192,6 @@ class CallRunner:
         region: Region,
         plan: CapturedRegion,
         inputs: Sequence[Any],
-        tensors: list[torch.Tensor],
         on_backward: Callable[[], None],
     ) -> list[torch.Tensor]:
         """Run the forward of a region as it is; it lives until its backward begins."""
@@ -198,7 +199,7 @@ class CallRunner:
         executable, position = plan.executable(plan.lean), len(step.calls)
         call = Call(region, executable, on_backward, position, option=everything)
         step.calls.append((plan, everything))
-        step.recording.mark_present(tensors)
+        step.recording.mark_present(tensors_of_call(inputs)[0])
         outputs = region.plain(inputs)
         step.await_call(call)
 

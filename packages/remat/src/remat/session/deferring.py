@@ -43,7 +43,7 @@ from remat_exec import (
     get_executor,
 )
 from remat_graph import simulate
-from remat_graph.torch import Capture, Program, flatten
+from remat_graph.torch import Capture, Program, flatten, tensors_of_call
 from remat_solvers import BudgetTooSmall, store_all
 
 __all__ = [
@@ -131,7 +131,7 @@ def _with_outputs_if_faster(
         other = plan(whole)
     except (BudgetTooSmall, BudgetExceeded):
         return planned
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    tensors, _ = tensors_of_call(inputs)
     sums = min(timeit.repeat(lambda: [*map(checksum, tensors)], number=1, repeat=_REPEATS))
     return other if other.plan.time <= planned.plan.time + sums else planned
 

@@ -16,7 +16,7 @@ import torch
 from remat.planning.user_plan import PlanOrSchedule, UserPlan
 from remat_exec import Ability, Executor, abilities_of
 from remat_graph import leaves
-from remat_graph.torch import Capture, tensor_at
+from remat_graph.torch import Capture, tensor_at, tensors_of_call
 
 __all__ = ["Hooked", "able_to_leave", "hooked", "may_leave", "watch_leaving"]
 
@@ -46,7 +46,7 @@ def able_to_leave(
     """Find the gradients that hooks may let go of at once, by the positions of their inputs."""
     if Ability.RELEASES_GRADIENTS not in abilities_of(executor):
         return frozenset()
-    tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+    tensors, _ = tensors_of_call(inputs)
     return frozenset(hooked(captured, graph, tensors))
 
 

@@ -17,8 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
-import torch
-
 from remat.budgets.blocks import later_blocks
 from remat.planning.one_region import readable_plan
 from remat.planning.planner import plain_peak, rehearsed, scalar_bytes
@@ -29,7 +27,14 @@ from remat.planning.task import RunnablePlan
 from remat.session.region import Region, device_of, is_unrehearsed, keep
 from remat_exec import BudgetExceeded, Executor, Loss, Peak, Runnable
 from remat_graph import Graph, Numerics, Schedule, Solution, simulate
-from remat_graph.torch import BUCKET, CallSizes, SizedCapture, SizedRegion, collector_at_rest
+from remat_graph.torch import (
+    BUCKET,
+    CallSizes,
+    SizedCapture,
+    SizedRegion,
+    collector_at_rest,
+    tensors_of_call,
+)
 from remat_solvers import store_all
 
 __all__ = ["plan_nearby"]
@@ -61,7 +66,7 @@ def plan_nearby(
     loss = loss if region.shown.expected is None else None
 
     def rehearse(executable: Runnable, budget: int) -> Peak:
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
+        tensors, _ = tensors_of_call(inputs)
         return rehearsed(executable, region.graph, tensors, loss, budget)
 
     runs_groups = settings.runs_groups_on(device_of(inputs))

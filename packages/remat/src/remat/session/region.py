@@ -24,7 +24,7 @@ from remat.session.refused import RefusedCaptures
 from remat.session.shown import Learned, SeenLoss, Shown
 from remat.session.sized_captures import SizedCaptures
 from remat_exec import Executor, Runnable
-from remat_graph.torch import Capture, flatten, quietly
+from remat_graph.torch import Capture, flatten, quietly, sharing
 
 __all__ = [
     "Prepared",
@@ -110,12 +110,13 @@ class Region:
             return flatten(self.graph(*inputs))[0]
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
-        """Give what a call is planned for: numbers that the graph reads, and sizes left open."""
+        """Give what a call is planned for: numbers it reads, open sizes, what is given twice."""
         inputs_that_matter = (inputs[position] for position in self.counters.matter)
         sized = (inputs[position] for position in self.counters.sized)
         return (
             *(item for item in inputs_that_matter if not isinstance(item, torch.Tensor)),
             *((tuple(tensor.shape), tensor.stride()) for tensor in sized),
+            *sharing(inputs),
         )
 
     def plans_of(self, *, shared: bool) -> Plans:

@@ -326,14 +326,13 @@ class Session:
         if isinstance(plan, NotPlanned):
             self._use(plan)
             return region.as_it_is(inputs)
-        tensors = [item for item in inputs if isinstance(item, torch.Tensor)]
         if isinstance(plan, RunnablePlan):
-            outputs = self._runner.run_one(region, numbers, plan, tensors, self._backward_begins)
+            outputs = self._runner.run_one(region, numbers, plan, inputs, self._backward_begins)
         else:
             if not (self._one_region or self.step.within_forward):
                 self.step.begin(plan.capture.program.device)
                 plan = self._plan_of(region, numbers, inputs)  # kernels may have come
-            outputs = self._runner.run_shared(region, plan, inputs, tensors, self._backward_begins)
+            outputs = self._runner.run_shared(region, plan, inputs, self._backward_begins)
             if self._one_region and self.step.patterns.plan is not None:
                 self._use(self.step.patterns.plan)
         returned = plan.capture.output_structure.rebuild(iter(outputs))

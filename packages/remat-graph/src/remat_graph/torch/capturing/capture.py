@@ -38,7 +38,7 @@ from remat_graph.torch.rewrites.passes import EACH, ONCE, PassRun, Setting, chec
 from remat_graph.torch.tracing.failures import not_traced
 from remat_graph.torch.tracing.fakes import StandIns, has_no_data, own_modes, without_modes
 from remat_graph.torch.tracing.joint import Joint, Key, returned_nodes
-from remat_graph.torch.tracing.structure import FlatCall, Structure, distinct, read_call
+from remat_graph.torch.tracing.structure import FlatCall, Structure, read_call, tensors_of_call
 
 __all__ = [
     "capture",
@@ -203,7 +203,7 @@ def capture_region(
             requires a gradient, or an operator cannot be measured.
     """
     check_passes()
-    tensors, _ = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+    tensors, _ = tensors_of_call(inputs)
     leaves, dry = leaves_of(tensors), any(map(has_no_data, tensors))
 
     def traced(inputs: Sequence[Any], stand_ins: list[torch.Tensor], *, whole: bool) -> Capture:

@@ -12,7 +12,7 @@ from remat_graph.torch.capturing.sizes import SizedRegion
 from remat_graph.torch.capturing.trace import FlatRegion, trace_region
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
-from remat_graph.torch.tracing.structure import Structure, distinct
+from remat_graph.torch.tracing.structure import Structure, tensors_of_call
 from remat_graph.torch.tracing.symbols import SYMBOLIC, Symbols, has_symbols
 
 __all__ = ["has_sizes", "trace_sizes"]
@@ -31,7 +31,7 @@ def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedReg
     """
     with errors_told():
         symbols = Symbols(inputs, _examples_of(region))
-        _, slots = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+        _, slots = tensors_of_call(inputs)
         leaves = [item for item in symbols.stand_ins if isinstance(item, torch.Tensor)]
         first = dict(zip(reversed(slots), reversed(leaves), strict=True))
         shared = iter(slots)

@@ -36,7 +36,7 @@ from remat_graph.torch.program import Program
 from remat_graph.torch.rewrites.attention import MasksOfSizes
 from remat_graph.torch.tracing.joint import Key
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes, Numbers
-from remat_graph.torch.tracing.structure import Structure, distinct
+from remat_graph.torch.tracing.structure import Structure, tensors_of_call
 from remat_graph.torch.tracing.symbols import OtherSizes, Symbols
 
 __all__ = ["BUCKET", "CallSizes", "SizedCapture", "SizedRegion"]
@@ -97,7 +97,7 @@ class SizedRegion:
         Raises:
             OtherSizes: if the trace does not hold for it.
         """
-        tensors, slots = distinct([item for item in inputs if isinstance(item, torch.Tensor)])
+        tensors, slots = tensors_of_call(inputs)
         if slots != self._slots:
             raise OtherSizes("other inputs are the same tensor than where it was traced")
         return self.symbols.numbers(inputs), leaves_of(tensors)

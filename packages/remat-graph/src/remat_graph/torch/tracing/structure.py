@@ -18,7 +18,7 @@ import torch
 
 from remat_graph.torch.errors import CaptureError
 
-__all__ = ["FlatCall", "Structure", "distinct", "flatten", "read_call"]
+__all__ = ["FlatCall", "Structure", "flatten", "read_call", "sharing", "tensors_of_call"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,21 +88,31 @@ class FlatCall:
 def read_call(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> FlatCall:
     """Take the arguments of a call apart; a tensor given twice is there once."""
     leaves, structure = flatten((args, dict(kwargs)))
-    tensors, slots = distinct(leaves)
+    tensors, slots = tensors_of_call(leaves)
     return FlatCall(tensors, slots, structure)
 
 
-def distinct(leaves: list[torch.Tensor]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
-    """Drop repeated tensors; the second result gives each leaf's position in the first."""
+def tensors_of_call(inputs: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[int, ...]]:
+    """List the tensors among the inputs of a call, each once, and where in that list each one is.
+
+    Programs are of that list: a call in which others are the same is traced apart (`sharing`).
+    """
     position: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
     slots = []
-    for leaf in leaves:
-        if id(leaf) not in position:
-            position[id(leaf)] = len(tensors)
-            tensors.append(leaf)
-        slots.append(position[id(leaf)])
+    for item in inputs:
+        if isinstance(item, torch.Tensor):
+            if id(item) not in position:
+                position[id(item)] = len(tensors)
+                tensors.append(item)
+            slots.append(position[id(item)])
     return tensors, tuple(slots)
+
+
+def sharing(inputs: Sequence[Any]) -> tuple[int, ...]:
+    """Say which tensors among the inputs of a call are the same; nothing if all are others."""
+    tensors, slots = tensors_of_call(inputs)
+    return slots if len(tensors) < len(slots) else ()
 
 
 def _flatten(item: Any, tensors: list[torch.Tensor], above: tuple[int, ...]) -> Structure:
