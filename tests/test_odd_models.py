@@ -194,13 +194,17 @@ def test_a_checkpointed_batch_norm_counts_each_batch_once():
     assert_bitwise_equal(*records)
 
 
-def test_an_uninitialised_layer_is_planned_once_it_has_a_shape():
+@pytest.mark.parametrize("example", [(), (rows(),)], ids=["at first", "of an example"])
+def test_an_uninitialised_layer_is_planned_once_it_has_a_shape(example):
     records = []
     for rematerialize in (True, False):
         torch.manual_seed(0)
         model = nn.Sequential(linear(), nn.Tanh(), nn.LazyLinear(4))
         if rematerialize:
-            model = remat.rematerialize(model, budget="1MiB", limit_seconds=LIMIT_SECONDS)
+            lazy, options = model[2], {"budget": "1MiB", "limit_seconds": LIMIT_SECONDS}
+            model = remat.rematerialize(model, *example, **options)
+            assert type(lazy) is nn.LazyLinear
+            assert lazy.has_uninitialized_params()
         model(rows())
         records.append(train(model, lambda m, _: m(rows()), squares))
         if rematerialize:

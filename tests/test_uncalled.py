@@ -59,6 +59,33 @@ def test_a_call_before_is_enough(options):
         step(model, model.loss(X) if options else model(X).sum())
 
 
+class Later:
+    """Computes when it is read, as a distribution or a lazy kernel does."""
+
+    def __init__(self, model, x):
+        self.model, self.x = model, x
+
+    def sum(self):
+        return self.model.layer(self.x).sum()
+
+
+class Lazy(Judged):
+    def forward(self, x):
+        return Later(self, x)
+
+
+def test_a_forward_whose_result_computes_later_is_told_of():
+    model = remat.rematerialize(Lazy(), budget="1GiB")
+    with pytest.warns(remat.BudgetWarning, match="steps parameters of Lazy.*as a distribution"):
+        step(model, model(X).sum())
+    model = remat.rematerialize(Lazy(), budget="1GiB", regions="layer")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", remat.BudgetWarning)
+        for _ in range(3):
+            step(model, model(X).sum())
+    assert model.plan.budget_bytes == 2**30
+
+
 def test_steps_of_other_models_say_nothing():
     model, other = remat.rematerialize(Judged(), budget="1GiB"), Judged()
     with warnings.catch_warnings():

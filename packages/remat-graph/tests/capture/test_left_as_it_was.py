@@ -159,6 +159,20 @@ def test_containers_come_back_as_what_they_were():
     assert module.items[2].default_factory is list
 
 
+def test_classes_and_lazy_layers_come_back_as_what_they_were():
+    module = nn.Sequential(nn.LazyLinear(4), nn.LazyBatchNorm1d(), nn.Linear(4, 4))
+    with left_as_it_was(module):
+        module(X)
+        nn.utils.parametrizations.weight_norm(module[2])
+        assert [type(part) for part in module[:2]] == [nn.Linear, nn.BatchNorm1d]
+    assert [type(part) for part in module] == [nn.LazyLinear, nn.LazyBatchNorm1d, nn.Linear]
+    assert module[0].has_uninitialized_params()
+    assert isinstance(module[1].running_mean, nn.parameter.UninitializedBuffer)
+    assert [*module[2].state_dict()] == ["weight", "bias"]
+    assert module(X).shape == (3, 4)
+    assert type(module[0]) is nn.Linear
+
+
 def test_a_module_that_contains_itself_or_looks_odd_is_no_obstacle():
     class Odd:
         def __getattribute__(self, name):

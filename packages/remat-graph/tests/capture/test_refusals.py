@@ -98,6 +98,15 @@ def test_refused_with_the_reason_and_left_as_it_was(forward, message):
     assert module.layer(torch.rand(3, 4)).shape == (3, 4)
 
 
+def test_a_lazy_module_is_refused_before_its_first_call():
+    module = nn.Sequential(nn.Linear(4, 4), nn.LazyLinear(2))
+    x = torch.randn(3, 4)
+    with pytest.raises(CaptureError, match=r"1, a LazyLinear, has no shapes .*call the model once"):
+        capture(module, (x,), costs="estimate")
+    module(x)
+    assert capture(module, (x,), costs="estimate").graph.ops
+
+
 def test_changing_what_has_a_gradient_before_it_is_refused():
     module = Refused(lambda m, x: m.layer(x.mul_(2)))
     with pytest.raises(CaptureError, match="input 0 is changed in place and requires a gradient"):

@@ -1,7 +1,7 @@
 """Tells of models that are trained by other methods than their forward, which nothing plans.
 
 Seen where an optimizer steps: parameters of such a model have gradients then, and its forward was
-never called with gradients on.
+never called with gradients on, or has nothing to plan: what it returned computes later.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from remat.session.optimizers import stop_telling, tell_of_optimizers
 __all__ = ["FirstCall"]
 
 _UNCALLED = (
-    "an optimizer steps parameters of {}, whose forward was not called in training: a plan is of "
-    "forward of what remat.rematerialize returned. The original, and other methods that the loop "
-    "calls, such as model.loss(x), run as they are, over any budget. Name submodules that they "
-    "call in regions=, or rematerialize a module whose forward calls them"
+    "an optimizer steps parameters of {}, whose forward was not called in training, or has nothing "
+    "to plan: a plan is of forward of what remat.rematerialize returned. The original, other "
+    "methods that the loop calls, such as model.loss(x), and what computes when it is read, as a "
+    "distribution does, run as they are, over any budget. Name submodules that they call in "
+    "regions=, or rematerialize a module whose forward calls them"
 )
 
 
 class FirstCall:
-    """Warns, once, where a `model` is trained before its first call.
+    """Warns, once, where a `model` is trained before its first call of which something is planned.
 
     Not where another that shares parameters with it was called.
     """
@@ -38,7 +39,7 @@ class FirstCall:
         tell_of_optimizers(self)
 
     def came(self) -> None:
-        """See a call."""
+        """See a call of which something is planned."""
         if self._awaited:
             self._end()
             _called.add(self)

@@ -43,6 +43,8 @@ from remat.refusals import (
     refuse_unpicklable,
     refuse_wrapped,
 )
+from remat.session.run_again import rebuilt
+from remat.session.session import Session
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
@@ -312,9 +314,9 @@ class RematForward:
         with sessions.taken() as session:
             before = session.call_arguments, session.rebuild
             session.call_arguments = args, kwargs
-            session.rebuild = functools.partial(_run_again, self._module, run, args, kwargs)
+            session.rebuild = functools.partial(rebuilt, self._module, run, args, kwargs)
             try:
-                return session.run(run, *args, **kwargs)
+                return self._run(session, run, *args, **kwargs)
             finally:
                 session.call_arguments, session.rebuild = before  # nothing holds the batch
 
@@ -346,14 +348,20 @@ class RematForward:
         sessions, compiled = self._machine
         run = compiled(type(block).forward, None)
         with sessions.taken() as session:
-            return session.run(run, block, *args, **kwargs)
+            return self._run(session, run, block, *args, **kwargs)
+
+    def _run(self, session: Session, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run a forward, and see whether something of it was planned."""
+        returned = session.run(run, *args, **kwargs)
+        if session.times_planned:
+            self._first.came()
+        return returned
 
     @property
     def _machine(self) -> Machine:
         """What plans and compiles for this model, as long as all modules have the same hooks."""
         hooks = global_hooks()
         machines = self.__dict__.setdefault("_machines", {})
-        self._first.came()
         with _making:
             if not (self._classes and self._classes.are_as_they_were()) or self._across.is_news():
                 machines.clear()
@@ -390,10 +398,3 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self.bound = state["bound"]
         self._dress()
-
-
-def _run_again(
-    module: torch.nn.Module, run: Callable[..., Any], args: Any, kwargs: Any, _: Any
-) -> Any:
-    with left_as_it_was(module):
-        return run(*args, **kwargs)

@@ -24,7 +24,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -60,7 +60,8 @@ class Session:
     several is given. `cuts` say where regions are cut into several. `model` gives the one whose
     forwards are `run`. `join` is called where a backward begins, to have what waits for one beside
     this planned with it from then on, and gives the number of such calls. `call_arguments` are of
-    the call that is run. `times_met` counts calls of regions that have something to differentiate.
+    the call that is run. `times_met` counts calls of regions with something to differentiate, and
+    `times_planned` those of them that are planned, or told of.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Session:
     ) -> None:
         self.call_arguments: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         self.rebuild: Callable[[Any], Any] = lambda returned: returned
-        self.times_met = self._met_before = 0
+        self.times_met = self.times_planned = self._met_before = 0
         self.breaks: list[str] = []
         self._one_region = one_region and settings.step_plan is None
         self._counts, self._cuts = CallCounts(), cuts
@@ -84,8 +85,7 @@ class Session:
         self._settings, self._on_plan, self._model, self._join = settings, on_plan, model, join
         self._before = Before(torch.nn.Module(), (), first=False)
         self._before_code: Callable[[], None] = lambda: None
-        self._answer: Any = None
-        self._last: Any = None
+        self._answer = self._last = cast("Any", None)
         self._not_planned: NotPlanned | None = None
         self._has_run = self._preparing = False
         self._regions: weakref.WeakSet[Region] = weakref.WeakSet()
@@ -266,6 +266,7 @@ class Session:
         error = without_graph(self.breaks)
         if self._settings.on_infeasible == "raise":
             raise error
+        self.times_planned += 1
         self._not_planned = self._not_planned or warn_infeasible("the model", error)
         self._use(self._not_planned)
 
@@ -323,6 +324,7 @@ class Session:
                 self.times_met += not (self._planner.could_not_plan(region) or computed)
             return returned
         self.times_met += 1
+        self.times_planned += 1
         if isinstance(plan, NotPlanned):
             self._use(plan)
             return region.as_it_is(inputs)
@@ -335,8 +337,7 @@ class Session:
             outputs = self._runner.run_shared(region, plan, inputs, self._backward_begins)
             if self._one_region and self.step.patterns.plan is not None:
                 self._use(self.step.patterns.plan)
-        returned = plan.capture.output_structure.rebuild(iter(outputs))
-        return counters.put_back(returned, inputs)
+        return counters.put_back(plan.capture.output_structure.rebuild(iter(outputs)), inputs)
 
     def _plan_of(self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]) -> Any:
         """Find the plan of a call that has the whole budget, or shares it, or make it."""

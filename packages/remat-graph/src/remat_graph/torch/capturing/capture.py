@@ -24,6 +24,7 @@ from remat_graph.torch.capturing.checks import (
     check_devices,
     check_differentiable,
     check_measurable,
+    check_shapes,
     is_dry,
     is_on_cuda,
 )
@@ -73,8 +74,8 @@ def capture(
     Raises:
         CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
             a scalar called `loss`, depends on one that does; inputs and module are on different
-            devices, the forward is no static graph (the message names the line), or an operator
-            cannot be measured, as none can without data.
+            devices, a lazy module was never called, the forward is no static graph (the message
+            names the line), or an operator cannot be measured, as none can without data.
     """
     step = _ModuleCall.of(module, args, kwargs, costs)
     dry = step.capability is not None or is_dry(module, step.call)
@@ -147,6 +148,7 @@ class _ModuleCall:
             raise CaptureError(f"costs={costs!r}; give 'measure', 'estimate' or a DeviceSpec")
         check_passes()
         call = read_call(args, dict(kwargs or {}))
+        check_shapes(module)
         check_differentiable(module, call)
         check_devices(module, call)
         if costs == "measure":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
@@ -17,6 +18,7 @@ __all__ = [
     "check_devices",
     "check_differentiable",
     "check_measurable",
+    "check_shapes",
     "check_traceable",
     "is_dry",
     "is_on_cuda",
@@ -44,6 +46,20 @@ def check_differentiable(module: torch.nn.Module, call: FlatCall) -> None:
             "no parameter of the module requires a gradient, and no input does; "
             "call requires_grad_() on what is to be trained"
         )
+
+
+def check_shapes(module: torch.nn.Module) -> None:
+    """Look for lazy modules that wait for their first call.
+
+    Raises:
+        CaptureError: if there is one.
+    """
+    for name, part in module.named_modules():
+        if any(map(is_lazy, (*part._parameters.values(), *part._buffers.values()))):
+            raise CaptureError(
+                f"{name or 'the module'}, a {type(part).__name__}, has no shapes before its first "
+                f"call; call the model once"
+            )
 
 
 def check_devices(module: torch.nn.Module, call: FlatCall) -> None:

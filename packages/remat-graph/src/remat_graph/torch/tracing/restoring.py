@@ -49,12 +49,21 @@ def left_as_it_was(module: torch.nn.Module) -> Iterator[None]:
 def remember_state(module: torch.nn.Module) -> Callable[[], None]:
     """Note what is stored on a module, and Python's and NumPy's generators; give what puts it back.
 
-    The code that a graph of `torch.fx` writes of itself at its first call stays.
+    So are the classes of modules, and parameters of lazy ones that got their shapes. The code that
+    a graph of `torch.fx` writes of itself at its first call stays.
     """
-    for part in module.modules():
+    parts = list(module.modules())
+    for part in parts:
         if isinstance(part, torch.fx.GraphModule):
             _ = part.code
-    objects = reachable(part.__dict__ for part in module.modules())
+    classes = [(part, type(part)) for part in parts]
+    shapeless = [
+        (tensor, type(tensor))
+        for part in parts
+        for tensor in (*part._parameters.values(), *part._buffers.values())
+        if tensor is not None and is_lazy(tensor)
+    ]
+    objects = reachable(part.__dict__ for part in parts)
     before = [(holder, _contents(holder)) for holder in objects if type(holder) in _CONTAINERS]
     states = [(drawn, drawn.getstate()) for drawn in objects if type(drawn) is random.Random]
     numpy = sys.modules.get("numpy")
@@ -63,8 +72,15 @@ def remember_state(module: torch.nn.Module) -> Callable[[], None]:
     numbers = remember_numbers()
 
     def put_back() -> None:
+        for part, kind in classes:
+            if type(part) is not kind:
+                part.__class__ = kind
         for holder, then in before:
             _fill(holder, then)
+        for tensor, lazy in shapeless:
+            if type(tensor) is not lazy:
+                tensor.data = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+                tensor.__class__ = lazy
         for drawn, state in states:
             drawn.setstate(state)
         for generator, state in numpy_states:
