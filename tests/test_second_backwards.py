@@ -140,3 +140,42 @@ def test_losses_beside_logits_are_planned_for_before_the_first_backward() -> Non
             returned = planned(words)
             (returned["loss"] + returned["aux_loss"]).backward()
         assert peak.peak_bytes <= planned.plan.budget_bytes
+
+
+class Codebook(nn.Module):
+    """Trains its codes in the forward, by a loss that shares nothing with the model's."""
+
+    def __init__(self, breaks: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.breaks, self.enter, self.leave = breaks, nn.Linear(8, 16), nn.Linear(16, 8)
+        self.codes = nn.Parameter(torch.randn(4, 16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        z = self.enter(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        nearest = self.codes[torch.cdist(z.detach(), self.codes.detach()).argmin(-1)]
+        (nearest - z.detach()).square().mean().backward()
+        with torch.no_grad():
+            self.codes -= 0.1 * self.codes.grad
+        self.codes.grad = None
+        return self.leave(z + (nearest - z).detach())
+
+
+def test_a_backward_in_the_forward_is_divided_from_the_rest_by_a_break() -> None:
+    x = torch.randn(32, 8)
+    refused = remat.rematerialize(Codebook(False), budget="1GiB", limit_seconds=0.1)
+    with pytest.raises(remat.BackwardError, match=r"graph_break\(\) divides"):
+        refused(x).square().mean().backward()
+    model, plain = (
+        remat.rematerialize(Codebook(True), budget="1GiB", limit_seconds=0.1),
+        Codebook(True),
+    )
+    for _ in range(3):
+        for each in (model, plain):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)

@@ -136,7 +136,9 @@ class StepRun:
         if repeat is None or not repeat.is_kept:
             raise BackwardError(
                 "backward runs a second time over the same forward, but its memory is given back "
-                "as it goes; run forward again, or add the losses up and run backward once"
+                "as it goes; run forward again, or add the losses up and run backward once. If the "
+                "forward runs a backward itself, torch._dynamo.graph_break() divides what that "
+                "goes over from the rest"
             )
         self._bound = repeat.inputs()
         room, given = self.executable.room, repeat.given_bytes
