@@ -179,3 +179,50 @@ def test_a_backward_in_the_forward_is_divided_from_the_rest_by_a_break() -> None
         for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
             torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)
+
+
+class Equilibrium(nn.Module):
+    """Solves for the gradient in a hook; data decide how long it looks for the fixed point."""
+
+    def __init__(self, apart: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.enter, self.cell, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.again = torch.compiler.disable(self.step) if apart else self.step
+
+    def step(self, z: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.cell(z) * 0.5 + x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.enter(x)
+        with torch.no_grad():
+            z = torch.zeros_like(x)
+            while (self.step(z, x) - z).norm() > 1e-2:
+                z = self.step(z, x)
+        z = self.step(z, x)
+        start = z.detach().clone().requires_grad_()
+        then = self.again(start, x)
+
+        def solve(grad: torch.Tensor) -> torch.Tensor:
+            found = grad
+            for _ in range(4):
+                found = torch.autograd.grad(then, start, found, retain_graph=True)[0] + grad
+            return found
+
+        z.register_hook(solve)
+        return self.leave(z)
+
+
+def test_what_a_hook_differentiates_several_times_may_run_as_it_is() -> None:
+    x = torch.randn(32, 8)
+    refused = remat.rematerialize(Equilibrium(False), budget="1GiB", limit_seconds=0.1)
+    with pytest.raises(remat.BackwardError, match=r"torch.compiler.disable .* has that run as it"):
+        refused(x).square().mean().backward()
+    plain = Equilibrium(True)
+    model = remat.rematerialize(Equilibrium(True), budget="1GiB", limit_seconds=0.1)
+    for _ in range(3):
+        for each in (model, plain):
+            each.zero_grad()
+            each(x).square().mean().backward()
+        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=0, atol=0)

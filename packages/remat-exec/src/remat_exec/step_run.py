@@ -46,6 +46,12 @@ class Observers:
     watched: frozenset[int] = frozenset()
 
 
+_WITHIN = (
+    ". If the forward or a hook runs it, torch._dynamo.graph_break() divides what it goes over "
+    "from the rest, and torch.compiler.disable on the function that makes what is differentiated "
+    "several times has that run as it is"
+)
+
 # Of a storage: a weak reference, whether it is gone, how many hold it, by what address it goes.
 _weak: Any = StorageWeakRef
 _gone: Callable[[StorageWeakRef], bool] = StorageWeakRef.expired
@@ -136,9 +142,8 @@ class StepRun:
         if repeat is None or not repeat.is_kept:
             raise BackwardError(
                 "backward runs a second time over the same forward, but its memory is given back "
-                "as it goes; run forward again, or add the losses up and run backward once. If the "
-                "forward runs a backward itself, torch._dynamo.graph_break() divides what that "
-                "goes over from the rest"
+                "as it goes; run forward again, or add the losses up and run backward once"
+                + (_WITHIN if repeat is None else "")
             )
         self._bound = repeat.inputs()
         room, given = self.executable.room, repeat.given_bytes
