@@ -25,6 +25,7 @@ from torch._dynamo.variables import (
     misc,
 )
 from torch._dynamo.variables import torch as torch_variables
+from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedDictVariable
 from torch._logging._internal import log_state
 
 from remat.dynamo.bounded_deques import know_bound, write_within_bound
@@ -37,6 +38,7 @@ from remat.dynamo.inner_gradients import (
 )
 from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
 from remat.dynamo.numpy_values import NumpyValues
+from remat.dynamo.ordered_dicts import break_at_own_items
 from remat.dynamo.read_numbers import ReadNumbers
 
 __all__ = ["patched"]
@@ -79,6 +81,9 @@ def patched(
             lambda _wrap: of_numpy.wrap(drawn.draw(know_bound(_wrap))),
         ),
         (side_effects.SideEffects, "codegen_update_mutated", write_within_bound),
+        (UserDefinedDictVariable, "call_method", break_at_own_items),
+        (UserDefinedClassVariable, "call_method", break_at_own_items),
+        (misc.SuperVariable, "call_method", break_at_own_items),
         (misc.NumpyVariable, "call_function", of_numpy.call),
         (
             output_graph.SubgraphTracer,
