@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
 from remat.errors import BudgetWarning
 from remat.session.optimizers import stop_telling, tell_of_optimizers
+from remat.session.session import Session
 
 __all__ = ["FirstCall"]
 
@@ -38,8 +40,18 @@ class FirstCall:
         self._awaited = True
         tell_of_optimizers(self)
 
-    def came(self) -> None:
-        """See a call of which something is planned."""
+    @contextmanager
+    def watched(self, session: Session) -> Iterator[None]:
+        """See a call: one of which something is planned, or that raises, says what there is."""
+        try:
+            yield
+        except BaseException:
+            self._came()
+            raise
+        if session.times_planned:
+            self._came()
+
+    def _came(self) -> None:
         if self._awaited:
             self._end()
             _called.add(self)

@@ -44,7 +44,6 @@ from remat.refusals import (
     refuse_wrapped,
 )
 from remat.session.run_again import rebuilt
-from remat.session.session import Session
 from remat_exec import Loss
 from remat_graph.torch import (
     Costs,
@@ -311,12 +310,12 @@ class RematForward:
         run = self.original_forward
         if not self._by_regions:
             run = compiled(run, self._hooks.state())
-        with sessions.taken() as session:
+        with sessions.taken() as session, self._first.watched(session):
             before = session.call_arguments, session.rebuild
             session.call_arguments = args, kwargs
             session.rebuild = functools.partial(rebuilt, self._module, run, args, kwargs)
             try:
-                return self._run(session, run, *args, **kwargs)
+                return session.run(run, *args, **kwargs)
             finally:
                 session.call_arguments, session.rebuild = before  # nothing holds the batch
 
@@ -347,15 +346,8 @@ class RematForward:
         """Run the forward of a submodule as a region; blocks of one class share their graphs."""
         sessions, compiled = self._machine
         run = compiled(type(block).forward, None)
-        with sessions.taken() as session:
-            return self._run(session, run, block, *args, **kwargs)
-
-    def _run(self, session: Session, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run a forward, and see whether something of it was planned."""
-        returned = session.run(run, *args, **kwargs)
-        if session.times_planned:
-            self._first.came()
-        return returned
+        with sessions.taken() as session, self._first.watched(session):
+            return session.run(run, block, *args, **kwargs)
 
     @property
     def _machine(self) -> Machine:
