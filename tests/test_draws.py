@@ -94,3 +94,30 @@ def test_the_order_is_that_in_which_tensors_really_lie(model, costs):
 
 def _all(output):
     return output if isinstance(output, tuple) else (output,)
+
+
+class Writing(nn.Module):
+    """Writes to what a dropout gives that drops nothing, which is what it was given."""
+
+    def __init__(self, p):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.drop, self.act = nn.Linear(4, 4), nn.Dropout(p), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        dropped = self.drop(x)
+        dropped += 1
+        h = self.layer(x)
+        return self.act(self.drop(h)).sum() + (3 * h).sum()
+
+
+@pytest.mark.parametrize("p", [0.0, 0.5])
+def test_what_a_dropout_gives_that_drops_nothing_is_what_it_was_given(p):
+    results = []
+    for wrap in (lambda m: m, lambda m: remat.rematerialize(m, budget="1MiB", limit_seconds=0.1)):
+        model, x = wrap(Writing(p)).train(p == 0), torch.randn(3, 4, generator=torch.Generator())
+        for _ in range(2):
+            loss = model(x)
+            loss.backward()
+        results.append((loss.detach(), x, model.layer.weight.grad))
+    torch.testing.assert_close(*results, rtol=0, atol=0)

@@ -212,6 +212,18 @@ def test_an_uninitialised_layer_is_planned_once_it_has_a_shape(example):
     assert_bitwise_equal(*records)
 
 
+def test_a_layer_is_made_at_the_first_call():
+    def forward(model, x):
+        if not hasattr(model, "act"):
+            model.act = nn.Tanh()
+        return model.act(model.layer(x))
+
+    plain = Made(forward, layer=linear())
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    records = [train(each, lambda m, _: m(rows()), squares) for each in (model, plain)]
+    assert_bitwise_equal(*records)
+
+
 @pytest.mark.parametrize(("make", "x", "message"), REFUSED.values(), ids=REFUSED)
 def test_is_refused_with_a_reason_and_trains_on(make, x, message):
     torch.manual_seed(0)

@@ -57,7 +57,10 @@ def new_machine(
     weakref.finalize(model, _stop_recording, weakref.ref(sessions)).atexit = False
 
     def allow_rnn() -> bool:
-        if not draws_otherwise(held()):
+        try:
+            if not draws_otherwise(held()):
+                return True
+        except AttributeError:  # a layer that the forward has made is there, and has nothing yet
             return True
         if _OTHER_DRAWS not in breaks:
             breaks.append(_OTHER_DRAWS)

@@ -7,6 +7,7 @@ the two are the same. How `x` really lies is known only after tracing (`strides.
 of a graph is one drawn in place, and given its view then.
 
 A dropout with a probability of 1 draws nothing in eager. Traced, it would be an operator that does.
+One that drops nothing gives its input, not a copy: what is written to the one is to the other.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ _MADE_TO_BE_DRAWN = {aten.empty.memory_format, aten.empty_like.default, aten.new
 
 
 def dropouts_of_all() -> contextlib.AbstractContextManager[None]:
-    """Let dropouts of this thread's traces that leave nothing multiply by zero, as in eager."""
+    """Let dropouts of this thread's traces that drop all or nothing be what they are in eager."""
     dropout = aten.dropout.default
     traced = dropout.py_kernels[DispatchKey.CompositeImplicitAutograd]
 
     def drop(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:
-        if train and p == 1:
+        if not (train and p):
+            return x
+        if p == 1:
             return x * torch.zeros((), dtype=x.dtype, device=x.device)
         result: torch.Tensor = traced(x, p, train)
         return result
