@@ -97,15 +97,17 @@ def tensors_of_call(inputs: Sequence[Any]) -> tuple[list[torch.Tensor], tuple[in
 
     Programs are of that list: a call in which others are the same is traced apart (`sharing`).
     """
+    given = [item for item in inputs if isinstance(item, torch.Tensor)]
+    if len({*map(id, given)}) == len(given):  # as nearly always, and each call waits for this
+        return given, tuple(range(len(given)))
     position: dict[int, int] = {}
     tensors: list[torch.Tensor] = []
     slots = []
-    for item in inputs:
-        if isinstance(item, torch.Tensor):
-            if id(item) not in position:
-                position[id(item)] = len(tensors)
-                tensors.append(item)
-            slots.append(position[id(item)])
+    for tensor in given:
+        if id(tensor) not in position:
+            position[id(tensor)] = len(tensors)
+            tensors.append(tensor)
+        slots.append(position[id(tensor)])
     return tensors, tuple(slots)
 
 
