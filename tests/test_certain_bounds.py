@@ -76,7 +76,7 @@ def test_no_step_goes_below_what_is_told_to_be_proved(kind):
         taken = step(planned)
     if kind is Many:  # what does not get a gradient was not known
         assert smallest > taken
-    planned = remat.rematerialize(model, budget=smallest * 3 // 2, limit_seconds=0.2)
+    planned = remat.rematerialize(model, budget=smallest * 5 // 4, limit_seconds=0.2)
     for _ in range(5):
         assert least <= step(planned)
     plan = planned.plan

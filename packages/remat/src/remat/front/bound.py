@@ -1,8 +1,8 @@
 """What a model holds that refers to the model itself, where a copy of it is to be trained.
 
 Methods of what was copied, which it or its submodules hold, as hooks, are bound to the copy, and so
-are functions that close over it: such a submodule is copied, too, as one with another forward is.
-What refers to it otherwise, as a list, is told of.
+are functions that close over it, and weak references: such a submodule is copied, too, as one with
+another forward is. What refers to it otherwise, as a list or an object, is told of.
 """
 
 from __future__ import annotations
