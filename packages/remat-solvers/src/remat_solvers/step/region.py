@@ -52,6 +52,7 @@ __all__ = ["front_from_schedules", "refined_options", "region_front"]
 _SMALLEST_SHARE = 0.25  # of the time, for the minimal peak
 _KEEPING_SHARE = 0.5  # of the time, if it is for one point
 _SMALLEST_SECONDS, _SMALLEST_SECONDS_PER_OP = 0.3, 2e-3
+_SMALLEST_AT_LEAST = 0.2  # seconds for it beyond any limit: what is not found is refused
 _POINT_SECONDS, _POINT_OPS = 0.08, 100  # more seconds, with the square of the ops
 _FINER = 3  # values of what is kept per point
 _PEAKS = (0.5, 0.1)  # of the way from the minimal peak to the highest
@@ -76,8 +77,8 @@ def region_front(
     peak that is found; and one that keeps hardly more than the least and peaks hardly higher than
     that, whatever their time. Of the others, none peaks above `most_bytes`: nor does
     storing everything. About three times as many values of `kept_bytes` as `points` are tried, and
-    as many lower peaks as `points`. `limit_seconds` is for all together; graphs of less than 100
-    ops take about a second.
+    as many lower peaks as `points`. `limit_seconds` is for all together, but for the least peak it
+    looks up to half a second in any case; graphs of less than 100 ops take about a second.
 
     Raises:
         InvalidProblem: if the graph has no op at its boundary that runs once (see
@@ -270,6 +271,7 @@ class _Search:
         count = len(self.graph.ops)
         seconds = _SMALLEST_SECONDS + _SMALLEST_SECONDS_PER_OP * count
         seconds = min(seconds, _SMALLEST_SHARE * self.limit.left(math.inf))
+        seconds = max(seconds, _SMALLEST_AT_LEAST)
         graph = _with_workspace(self.graph, spare_bytes)
         smallest = smallest_budget(graph, limit_seconds=seconds)
         lowest = measure_option(self.graph, smallest.schedule)
