@@ -220,7 +220,8 @@ def test_lower_peaks_are_found_among_those_that_keep_little():
     assert front.best(least, min(peaks)).time > front.best(least).time
 
 
-def test_one_option_keeps_the_least_and_peaks_hardly_higher_than_the_lowest():
+def test_one_option_keeps_the_least_and_peaks_hardly_higher_than_the_lowest(monkeypatch):
+    monkeypatch.setattr("remat_solvers.step.region._SMALLEST_SECONDS", 3.0)  # on a busy machine
     graph = closed(gpt2(layers=2))
     front = region_front(graph, points=2, limit_seconds=NO_LIMIT)
     least, lowest = front.options[0].kept_bytes, min(o.peak_bytes for o in front.options)
