@@ -39,7 +39,7 @@ from remat.dynamo.inner_gradients import (
 from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
 from remat.dynamo.numpy_values import NumpyValues
 from remat.dynamo.ordered_dicts import break_at_own_items
-from remat.dynamo.own_equality import breaks_at_own_equality
+from remat.dynamo.own_methods import breaks_at_own_methods
 from remat.dynamo.read_numbers import ReadNumbers
 
 __all__ = ["patched"]
@@ -85,7 +85,7 @@ def patched(
         (UserDefinedDictVariable, "call_method", break_at_own_items),
         (UserDefinedClassVariable, "call_method", break_at_own_items),
         (misc.SuperVariable, "call_method", break_at_own_items),
-        *breaks_at_own_equality(),
+        *breaks_at_own_methods(),
         (misc.NumpyVariable, "call_function", of_numpy.call),
         (
             output_graph.SubgraphTracer,

@@ -1,7 +1,8 @@
-"""What is equal in a way of its own: keys of dicts and sets that the forward fills, and methods.
+"""What is equal, or is computed with, in a way of its own.
 
 TorchDynamo finds objects in a dict by what they are, frozen dataclasses by all their fields, and
-bound methods equal whatever object they are of. Where Python asks something else, it breaks.
+bound methods equal whatever object they are of; a number of the user's class, beside a tensor, is a
+number. Where Python would ask the class, it breaks.
 """
 
 from __future__ import annotations
@@ -16,18 +17,25 @@ from torch._dynamo.variables import user_defined
 from torch._dynamo.variables.base import NO_SUCH_SUBOBJ
 from torch._dynamo.variables.functions import UserMethodVariable
 
-__all__ = ["breaks_at_own_equality"]
+__all__ = ["breaks_at_own_methods"]
 
 _EQUAL, _HASH, _VALUE = "is_python_equal", "hash_impl", "get_real_python_backed_value"
 _OBJECTS = "UserDefinedObjectVariable", "UserDefinedTupleVariable"
 _FROZEN = "FrozenDataClassVariable"
+_NUMBER, _PROXY = "UserDefinedConstantVariable", "as_proxy"
+_ARITHMETIC = frozenset(
+    f"__{side}{name}__"
+    for side in ("", "r")
+    for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul")
+)
 _WRITTEN = "<string>"  # the file of the methods that `dataclass` writes
 
 
-def breaks_at_own_equality() -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
+def breaks_at_own_methods() -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
     """List where Dynamo is changed: the class, its method, and what makes another of it."""
     wanted = [(getattr(user_defined, each, None), _EQUAL, _ask_equality) for each in _OBJECTS]
     wanted.append((getattr(user_defined, _FROZEN, None), _HASH, _ask_fields))
+    wanted.append((getattr(user_defined, _NUMBER, None), _PROXY, _ask_arithmetic))
     wanted.append((UserMethodVariable, _VALUE, lambda _: lambda self: NO_SUCH_SUBOBJ))
     return tuple(each for each in wanted if each[1] in vars(each[0] or object))
 
@@ -59,6 +67,18 @@ def _ask_fields(original: Any) -> Any:
     return hash_impl
 
 
+def _ask_arithmetic(original: Any) -> Any:
+    """Have Dynamo break where a number with operators of its own meets a tensor."""
+
+    def as_proxy(self: Any) -> Any:
+        kind = type(self.value)
+        if any(isinstance(getattr(kind, each, None), FunctionType) for each in _ARITHMETIC):
+            _break(kind, f"A {kind.__name__} has operators of its own.")
+        return original(self)
+
+    return as_proxy
+
+
 def _is_of_torch(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "torch"
 
@@ -79,7 +99,7 @@ def _is_written(method: Any) -> bool:
 
 def _break(kind: type, explanation: str) -> NoReturn:
     unimplemented(
-        gb_type="keys that are equal in a way of their own",
+        gb_type="a class with operators of its own",
         context=kind.__name__,
         explanation=explanation,
         hints=[],

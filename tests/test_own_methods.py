@@ -1,4 +1,4 @@
-"""Keys that are equal in a way of their own, and bound methods, in a forward."""
+"""Keys that are equal, and numbers that compute, in a way of their own, in a forward."""
 
 import copy
 from collections import Counter
@@ -72,7 +72,23 @@ class Scale:
         return y * self.factor
 
 
-BEFORE = Token(3)
+class Negative(float):
+    """A number that turns the sign of what it multiplies."""
+
+    def __mul__(self, other):
+        return other * -float(self)
+
+    __rmul__ = __mul__
+
+
+class Named(float):
+    """A number like others."""
+
+    def __str__(self):
+        return "two"
+
+
+BEFORE, MINUS, PLUS = Token(3), Negative(2.0), Named(2.0)
 TWO, THREE = Scale(2.0), Scale(3.0)
 
 
@@ -96,12 +112,15 @@ USES = {
     "a field left out in a tuple": lambda y: {(Weighed(1, 2.0), 0): y}.get((Weighed(1), 0), 3 * y),
     "a dataclass by identity": lambda y: y * len({Single(1): 1, Single(1): 2}),
     "a dataclass with its own": lambda y: y * len({Alike(1): 1, Alike(2): 2}),
+    "a number before the forward": lambda y: MINUS * y,
+    "a number made there": lambda y: Negative(2.0) * y,
     "methods of two objects": of_two_objects,
     "methods of objects made there": of_objects_made_there,
 }
 IN_ONE_GRAPH = {
     "a dataclass by its fields": lambda y: {Whole(1): y}.get(Whole(1), 3 * y),
     "other keys": lambda y: y * len({Token(1), Token(2)}),
+    "a number with no operators": lambda y: PLUS * y,
     "a method and its own": lambda y: y * (2.0 if len({TWO.times, THREE.times}) > 1 else 3.0),
 }
 
@@ -131,10 +150,10 @@ def trained(use):
 
 
 @pytest.mark.parametrize("use", USES.values(), ids=USES)
-def test_what_is_equal_is_asked_as_python_asks(use):
+def test_a_class_is_asked_as_python_asks_it(use):
     trained(use)
 
 
 @pytest.mark.parametrize("use", IN_ONE_GRAPH.values(), ids=IN_ONE_GRAPH)
-def test_what_torch_compares_right_is_one_graph(use):
+def test_what_torch_has_right_is_one_graph(use):
     assert trained(use).plan.is_one_region
