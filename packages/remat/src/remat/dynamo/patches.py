@@ -25,10 +25,12 @@ from torch._dynamo.variables import (
     misc,
 )
 from torch._dynamo.variables import torch as torch_variables
+from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedDictVariable
 from torch._logging._internal import log_state
 
 from remat.dynamo.bounded_deques import know_bound, write_within_bound
+from remat.dynamo.cached_draws import break_where_it_draws
 from remat.dynamo.drawn_numbers import DrawnNumbers
 from remat.dynamo.inner_gradients import (
     allow_made_before,
@@ -86,6 +88,7 @@ def patched(
         (UserDefinedClassVariable, "call_method", break_at_own_items),
         (misc.SuperVariable, "call_method", break_at_own_items),
         *breaks_at_own_methods(),
+        (WrapperUserFunctionVariable, "call_function", break_where_it_draws),
         (misc.NumpyVariable, "call_function", of_numpy.call),
         (
             output_graph.SubgraphTracer,

@@ -66,18 +66,41 @@ def _caches_of(item: Any) -> Iterator[Cache]:
 
 @contextmanager
 def tensors_forgotten(caches: Iterable[Cache]) -> Iterator[None]:
-    """Empty those that hold tensors, before and after: they are computed again when next needed."""
+    """Empty those that hold tensors, before and after, and put back what they held.
+
+    What a cache with a bound held cannot be put back: it is computed again when next needed.
+    """
+    held = [(cache, dict(_contents(cache))) for cache in caches if _is_with_tensors(cache)]
     _forget(caches)
     try:
         yield
     finally:
         _forget(caches)
+        for cache, contents in held:
+            _contents(cache).update(contents)
+
+
+def _contents(cache: Cache) -> dict[Any, Any]:
+    """Give what a cache without a bound holds, to read or to write; of others, a copy of nothing.
+
+    It is the one dict that a cache refers to beside its attributes.
+    """
+    if cache.cache_parameters()["maxsize"] is not None:
+        return {}
+    attributes = vars(cache)
+    return next(
+        each for each in gc.get_referents(cache) if type(each) is dict and each is not attributes
+    )
 
 
 def _forget(caches: Iterable[Cache]) -> None:
     for cache in caches:
-        if cache.cache_info().currsize and _holds_tensors(gc.get_referents(cache)):
+        if _is_with_tensors(cache):
             cache.cache_clear()
+
+
+def _is_with_tensors(cache: Cache) -> bool:
+    return bool(cache.cache_info().currsize) and _holds_tensors(gc.get_referents(cache))
 
 
 def _holds_tensors(items: Iterable[Any], deep: int = 3) -> bool:
