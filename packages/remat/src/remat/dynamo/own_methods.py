@@ -33,10 +33,12 @@ _WRITTEN = "<string>"  # the file of the methods that `dataclass` writes
 
 def breaks_at_own_methods() -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
     """List where Dynamo is changed: the class, its method, and what makes another of it."""
-    wanted = [(getattr(user_defined, each, None), _EQUAL, _ask_equality) for each in _OBJECTS]
-    wanted.append((getattr(user_defined, _FROZEN, None), _HASH, _ask_fields))
-    wanted.append((getattr(user_defined, _NUMBER, None), _PROXY, _ask_arithmetic))
-    wanted.append((UserMethodVariable, _VALUE, lambda _: lambda self: NO_SUCH_SUBOBJ))
+    wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [
+        *((getattr(user_defined, each, None), _EQUAL, _ask_equality) for each in _OBJECTS),
+        (getattr(user_defined, _FROZEN, None), _HASH, _ask_fields),
+        (getattr(user_defined, _NUMBER, None), _PROXY, _ask_arithmetic),
+        (UserMethodVariable, _VALUE, lambda _: lambda self: NO_SUCH_SUBOBJ),
+    ]
     return tuple(each for each in wanted if each[1] in vars(each[0] or object))
 
 
