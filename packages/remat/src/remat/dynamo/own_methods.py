@@ -13,8 +13,7 @@ from types import FunctionType
 from typing import Any, NoReturn
 
 from torch._dynamo.exc import unimplemented
-from torch._dynamo.variables import user_defined
-from torch._dynamo.variables.base import NO_SUCH_SUBOBJ
+from torch._dynamo.variables import base, user_defined
 from torch._dynamo.variables.functions import UserMethodVariable
 
 __all__ = ["breaks_at_own_methods"]
@@ -32,12 +31,15 @@ _WRITTEN = "<string>"  # the file of the methods that `dataclass` writes
 
 
 def breaks_at_own_methods() -> tuple[tuple[Any, str, Callable[[Any], Any]], ...]:
-    """List where Dynamo is changed: the class, its method, and what makes another of it."""
+    """List where Dynamo is changed: the class, its method, and what makes another of it.
+
+    These are the names of torch 2.13; what a version does not have stays as it is.
+    """
     wanted: list[tuple[Any, str, Callable[[Any], Any]]] = [
         *((getattr(user_defined, each, None), _EQUAL, _ask_equality) for each in _OBJECTS),
         (getattr(user_defined, _FROZEN, None), _HASH, _ask_fields),
         (getattr(user_defined, _NUMBER, None), _PROXY, _ask_arithmetic),
-        (UserMethodVariable, _VALUE, lambda _: lambda self: NO_SUCH_SUBOBJ),
+        (UserMethodVariable, _VALUE, lambda _: lambda self: base.NO_SUCH_SUBOBJ),
     ]
     return tuple(each for each in wanted if each[1] in vars(each[0] or object))
 
