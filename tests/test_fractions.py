@@ -102,6 +102,49 @@ def test_gradients_that_were_there_count_in_it_as_new():
     assert peaks[0] == peaks[1]
 
 
+class Halves(nn.Module):
+    """Layers whose parameters are larger than what they keep of a small batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = (
+            nn.Sequential(*(nn.Sequential(nn.Linear(128, 128), nn.GELU()) for _ in range(3)))
+            for _ in range(2)
+        )
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        return self.second(x).square().mean()
+
+
+def grown(model):
+    """Take two steps of small batches, then larger ones; give the peaks of those."""
+    small, large = (torch.randn(rows, 128) for rows in (2, 512))
+    return [step(model, x) for x in (small, small, large, large, large)][2:]
+
+
+def unfrozen(model):
+    """Take two steps that train the last layer alone, then some that train all."""
+    x = torch.randn(512, 128)
+    model.requires_grad_(False)
+    model.second[-1].requires_grad_(True)
+    head = [step(model, x) for _ in range(2)]
+    model.requires_grad_(True)
+    return (head + [step(model, x) for _ in range(3)])[2:]
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # until a step of these is recorded
+@pytest.mark.parametrize("steps", [grown, pytest.param(unfrozen, marks=pytest.mark.sweep)])
+def test_small_steps_at_first_make_it_no_larger_than_plain_takes(steps):
+    torch.manual_seed(0)
+    plain = Halves()
+    model = remat.rematerialize(copy.deepcopy(plain), budget=0.8, limit_seconds=0.5)
+    expected, peak = steps(plain)[-1], steps(model)[-1]
+    assert model.plan.plain_peak_bytes <= 1.02 * expected
+    assert peak <= model.plan.budget_bytes == int(0.8 * model.plan.plain_peak_bytes)
+
+
 @pytest.mark.sweep
 def test_a_larger_step_raises_it_in_proportion():
     _, model = made(0.7)

@@ -190,6 +190,7 @@ class Judge:
         self.patterns.recorded()
         if self.planner.is_unknown and not self._knows_plain(record, device):
             return
+        self.planner.see(record)
         planned = self.patterns.of(record.pattern) or ran_by
         if planned is not None and self._was_over_by_reading(record, planned):
             return

@@ -104,9 +104,12 @@ class StepPlanner:
         `pattern` are the kinds of the calls of a step.
         """
         asked = self.auto.fix() if self.settings.budget.is_auto else self.settings.budget
-        if asked.fraction is not None:
-            self.plain.see(self.stored_bytes(pattern))
-        return asked.resolve(lambda: self.plain.peak_bytes)
+        return asked.resolve(lambda: self.plain.with_(self.stored_bytes(pattern)))
+
+    def see(self, record: Recorded) -> None:
+        """Count a recorded step in what a fraction is of."""
+        if self.plain.peak_bytes:
+            self.plain.see(self.stored_bytes(record.pattern), self.stored_peak(record))
 
     def stored_bytes(self, pattern: Sequence[int]) -> int:
         """Sum what calls of these kinds keep if they store everything, whatever gradients come."""
