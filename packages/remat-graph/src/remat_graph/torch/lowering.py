@@ -25,7 +25,7 @@ from remat_graph.torch.program import (
     Variable,
     Write,
 )
-from remat_graph.torch.tracing.fakes import storage_key
+from remat_graph.torch.tracing.fakes import elements_of, storage_key
 from remat_graph.torch.tracing.joint import (
     Joint,
     OutputRole,
@@ -45,13 +45,36 @@ def build_program(joint: Joint) -> Program:
     """Read the program out of a rewritten joint graph whose nodes carry `meta["fake"]`.
 
     Raises:
-        CaptureError: if an operator returns both a new tensor and a view of what it read.
+        CaptureError: if an operator returns both a new tensor and a view of what it read, or an
+            output is a view that cannot be made.
     """
     reader = _Reader(joint)
     for node in joint.graph.nodes:
         if node.op == "call_function" and node.target is not operator.getitem:
             reader.read(node)
-    return reader.finish()
+    program = reader.finish()
+    for at, output in enumerate(joint.outputs):
+        _check_view(program, at, output)
+    return program
+
+
+def _check_view(program: Program, at: int, output: OutputRole) -> None:
+    """Look whether an output can be made as a view of its base.
+
+    Raises:
+        CaptureError: if no known views make it, and its layout does not say how it is read.
+    """
+    node, base = output.node, output.base
+    if base is None or output.layout is not None or node.name in program.returned:
+        return
+    bases = base.name, *program.written_into(base.name)
+    elements, elements_of_base = (elements_of(each.meta["fake"]) for each in (node, base))
+    if elements != elements_of_base and program.view_chain(node.name, *bases) is None:
+        raise CaptureError(
+            f"output {at}, of {elements[0]}, is a view of {base.name}, of {elements_of_base[0]}, "
+            f"as another type, conjugated or negated, and how it is made is lost; return a copy "
+            f"of it, as by .clone()"
+        )
 
 
 class _Reader:

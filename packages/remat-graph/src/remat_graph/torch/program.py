@@ -37,6 +37,7 @@ __all__ = [
 LOSS = "loss"
 KEPT_BY_LOSS = "loss@kept"  # no name of a variable
 _LOSS_ITEM_BYTES = 4  # losses over half precision are computed in 32 bits
+_OTHER_DTYPE = torch.ops.aten.view.dtype  # autograd has no derivative of it
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,10 +128,10 @@ class Program:
     what the user does between forward and backward. `views` are made on demand. `returned` is what
     the forward half returns, in order; `handed` is what autograd is handed for each of these: the
     whole buffer of a view, which is then made outside, for autograd lets the user change in place
-    only what it knows how it was viewed. `tangents` maps a variable to the position in `returned`
-    whose gradient it is; `gradients` maps input variables to the variable of their gradient.
-    `overwrites` names, for the ops that can run in place, pairs of what they read and make in its
-    buffer.
+    only what it knows how it was viewed; of a view as another dtype, that view. `tangents` maps a
+    variable to the position in `returned` whose gradient it is; `gradients` maps input variables to
+    the variable of their gradient. `overwrites` names, for the ops that can run in place, pairs of
+    what they read and make in its buffer.
     `alternatives` are those of `calls` that need not run; one in the backward half that stands for
     an op of the forward half is for the backward alone. `rounding` are ops that run in another
     layout than was traced. `deferred` are positions in `returned` of what no step makes: it is made
@@ -226,11 +227,15 @@ class Program:
         """Return the program itself: it is immutable and belongs to no module."""
         return self
 
-    def view_chain(self, variable: str, base: str) -> tuple[Call, ...] | None:
-        """Find the calls that make `variable` out of `base`, first to last; `None` without one."""
+    def written_into(self, target: str) -> tuple[str, ...]:
+        """Name what is written into a buffer or input: views of that are views of this."""
+        return tuple(write.variable for write in self.writes.values() if write.target == target)
+
+    def view_chain(self, variable: str, *bases: str) -> tuple[Call, ...] | None:
+        """Find the calls that make `variable` out of a base, first to last; `None` without one."""
         chain: list[Call] = []
         current = variable
-        while current != base:
+        while current not in bases:
             call = self.views.get(current)
             if call is None:
                 return None
@@ -255,7 +260,7 @@ class Program:
 
     def _whole(self, name: str, taken: set[str]) -> str:
         root = name
-        while root in self.views:
+        while root in self.views and self.views[root].target is not _OTHER_DTYPE:
             root = self.views[root].reads[0]
         sizes = [math.prod(self.facts[variable].shape) for variable in (name, root)]
         is_all = sizes[0] == sizes[1] and self.facts[name].is_distinct

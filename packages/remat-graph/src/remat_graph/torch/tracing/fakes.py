@@ -15,6 +15,7 @@ from remat_graph.torch.errors import CaptureError
 
 __all__ = [
     "StandIns",
+    "elements_of",
     "failures_untold",
     "fake_constant",
     "fake_mode_of",
@@ -34,6 +35,11 @@ def is_traced_tensor(item: object) -> bool:
     return isinstance(item, (FakeTensor, FunctionalTensor)) or (
         isinstance(item, torch.Tensor) and torch._is_functional_tensor(item)
     )
+
+
+def elements_of(tensor: torch.Tensor) -> tuple[torch.dtype, bool, bool]:
+    """Say how the bytes of a tensor are read as numbers: as what type, conjugated or negated."""
+    return tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def has_no_data(tensor: torch.Tensor) -> bool:

@@ -11,6 +11,7 @@ from torch._functorch._aot_autograd.schemas import OutputType
 
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.failures import has_effects
+from remat_graph.torch.tracing.fakes import elements_of
 from remat_graph.torch.tracing.joint import Joint, Layout, OutputRole
 
 __all__ = ["read_roles"]
@@ -134,11 +135,14 @@ def _read_outputs(
 
 
 def _layout_in(base: torch.fx.Node, views: Any) -> Layout | None:
-    """Find how a view lies in an input; where that is changed in place, its node does not say."""
+    """Find how a view lies in an input; where that is changed in place, its node does not say.
+
+    There is no layout where strides do not say it all: of another dtype, or another bit.
+    """
     if views is None:
         return None
     whole = base.meta["val"]
     view = torch._C._functionalization.apply_view_meta_sequence(whole, views.sequence)
-    if view.dtype != whole.dtype:
+    if elements_of(view) != elements_of(whole):
         return None
     return tuple(view.shape), view.stride(), view.storage_offset() - whole.storage_offset()
