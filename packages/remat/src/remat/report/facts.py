@@ -16,7 +16,7 @@ __all__ = ["facts_of", "title_of"]
 
 _BASES: dict[Basis, str] = {
     "measured": "",
-    "in proportion": ", by one step that was measured, at most in proportion to what regions keep",
+    "in proportion": ", by one step that was measured, in proportion to what regions keep",
     "predicted": ", predicted: a plain step could not be measured",
 }
 
