@@ -55,9 +55,15 @@ X = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(autouse=True)
-def _empty():
-    for each in (projection, kept, factor, positions, Cached.own):
-        each.cache_clear()
+def empty():
+    """Empty the caches before a test, and give what does it again."""
+
+    def clear():
+        for each in (projection, kept, factor, positions, Cached.own):
+            each.cache_clear()
+
+    clear()
+    return clear
 
 
 def losses(model):
@@ -75,13 +81,12 @@ def losses(model):
 
 @pytest.mark.parametrize("example", [(), ((X,),)], ids=["no example", "an example"])
 @pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
-def test_what_is_drawn_once_is_drawn_once(ask, example):
+def test_what_is_drawn_once_is_drawn_once(ask, example, empty):
     torch.manual_seed(0)
     plain = Cached(ask)
     wanted = losses(copy.deepcopy(plain))
     model = remat.rematerialize(plain, *example, budget="1MB", limit_seconds=0.1)
-    for each in (projection, kept, factor, Cached.own):
-        each.cache_clear()
+    empty()
     torch.testing.assert_close(losses(model), wanted)
 
 

@@ -121,7 +121,7 @@ IN_ONE_GRAPH = {
     "a dataclass by its fields": lambda y: {Whole(1): y}.get(Whole(1), 3 * y),
     "other keys": lambda y: y * len({Token(1), Token(2)}),
     "a number with no operators": lambda y: PLUS * y,
-    "a method and its own": lambda y: y * (2.0 if len({TWO.times, THREE.times}) > 1 else 3.0),
+    "methods in a set": lambda y: y * (2.0 if len({TWO.times, THREE.times}) > 1 else 3.0),
 }
 
 

@@ -146,13 +146,14 @@ def _view(
     if chain is None and layout is not None:
         shape, stride, start = layout
         return tensor.as_strided(shape, stride, tensor.storage_offset() + start)
-    written = program.written_into(base)
+    bases: tuple[str, ...] = (base,)
     if chain is None:
-        chain = program.view_chain(variable, *written)
+        bases += program.written_into(base)
+        chain = program.view_chain(variable, *bases)
     if chain is None:
         facts = program.facts[variable]
         return tensor.as_strided(facts.shape, facts.stride, facts.offset)
-    tensors: dict[str, Any] = dict.fromkeys((base, *written), tensor)
+    tensors: dict[str, Any] = dict.fromkeys(bases, tensor)
     for call in chain:
         args, kwargs = pytree.tree_map(
             lambda item: tensors[item.name] if isinstance(item, Variable) else item,

@@ -108,7 +108,7 @@ class StepPlanner:
 
     def see(self, record: Recorded) -> None:
         """Count a recorded step in what a fraction is of."""
-        if self.plain.peak_bytes:
+        if self.settings.budget.fraction is not None:
             self.plain.see(self.stored_bytes(record.pattern), self.stored_peak(record))
 
     def stored_bytes(self, pattern: Sequence[int]) -> int:

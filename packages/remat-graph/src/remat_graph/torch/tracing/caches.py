@@ -70,23 +70,24 @@ def tensors_forgotten(caches: Iterable[Cache]) -> Iterator[None]:
 
     What a cache with a bound held cannot be put back: it is computed again when next needed.
     """
-    held = [(cache, dict(_contents(cache))) for cache in caches if _is_with_tensors(cache)]
+    held = [
+        (contents, dict(contents))
+        for cache in caches
+        if _is_with_tensors(cache) and (contents := _contents(cache)) is not None
+    ]
     _forget(caches)
     try:
         yield
     finally:
         _forget(caches)
-        for cache, contents in held:
-            _contents(cache).update(contents)
+        for contents, before in held:
+            contents.update(before)
 
 
-def _contents(cache: Cache) -> dict[Any, Any]:
-    """Give what a cache without a bound holds, to read or to write; of others, a copy of nothing.
-
-    It is the one dict that a cache refers to beside its attributes.
-    """
+def _contents(cache: Cache) -> dict[Any, Any] | None:
+    """Give the dict of a cache without a bound, which it refers to beside its attributes."""
     if cache.cache_parameters()["maxsize"] is not None:
-        return {}
+        return None
     attributes = vars(cache)
     return next(
         each for each in gc.get_referents(cache) if type(each) is dict and each is not attributes
