@@ -7,9 +7,10 @@ from remat.planning.settings import Settings
 from remat.plans.origin import Origin
 from remat.session.kinds import RegionKind
 from remat.session.near_kinds import Kinds
-from remat.session.recording import Recorded
+from remat.session.recording import Recorded, RecordedCall
 from remat.session.step_planner import StepPlanner
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Value
+from remat_graph.torch import Mark
 from remat_solvers import BudgetTooSmall
 from remat_solvers.step import RegionFront, TimeStep, measure_option
 
@@ -82,3 +83,42 @@ def test_no_option_is_taken_whose_inputs_do_not_fit():
     assert chooser(room, [AGAIN]).plan(recorded(), Origin.here(None)).fits
     with pytest.raises(BudgetTooSmall):
         chooser(room, [AGAIN]).plan(recorded(x=X), Origin.here(None))
+
+
+LATE = option("f", "g", "loss", "back", "-a", "-y", "-dy")
+
+
+@pytest.mark.parametrize("gone", [frozenset({"y"}), frozenset()], ids=["gone", "held"])
+@pytest.mark.parametrize("reads", [False, True], ids=["not read", "read"])
+def test_outputs_that_no_backward_reads_count_as_long_as_they_are_held(gone, reads):
+    let_go = {} if reads else {"y": Y}
+    call = RecordedCall(0, Y, STORED, AGAIN, {}, {}, 0, let_go, gone=gone)
+    kept, there = HELD + STORED.kept_bytes, Y if reads or not gone else 0
+    before = kept - Y + there + Y  # and its gradient
+    within = before + STORED.backward_bytes - STORED.kept_bytes - Y
+    marks = [
+        Mark("start", HELD, HELD), Mark("forward 0", HELD, HELD), Mark("kept 0", kept, kept),
+        Mark("backward 0", before, before), Mark("given 0", HELD, within), Mark("end", HELD, HELD),
+    ]  # fmt: skip
+    record = Recorded.of([call], marks, provisional=False)
+    by_half = {moment.running: moment.fixed_bytes for moment in record.moments}
+    assert by_half[0, "forward"] == HELD
+    held_by_others = 0 if reads or gone else Y  # which a backward that reads it would hold anyway
+    assert by_half[0, "backward"] == HELD + held_by_others
+    certain = {moment.running: moment.fixed_bytes for moment in record.certain}
+    assert certain[0, "backward"] == HELD
+
+
+def test_outputs_are_let_go_of_that_a_backward_does_not_read():
+    reads = Op("back", ("a", "y", "dy"), ("dw",), 1.0, stage=Stage.BACKWARD)
+    graph = Graph(
+        GRAPH.values, [*GRAPH.ops[:3], reads], resident={"x", "w"}, results={"dw"}, boundary="loss"
+    )
+    late = measure_option(graph, LATE.schedule)
+    kind = RegionKind("r", RegionFront(graph, (late,), (), 0, 0, 0))
+    assert kind.let_go(late) == set()
+    kind = RegionKind("r", RegionFront(GRAPH, (AGAIN, STORED), (), 0, 0, 0))
+    assert kind.let_go(STORED) == kind.let_go(AGAIN, droppable=False) == {"y"}
+    of_user = Graph(GRAPH.values, GRAPH.ops, {"x", "w"}, {"dw", "y"}, "loss")
+    kind = RegionKind("r", RegionFront(of_user, (LATE,), (), 0, 0, 0))
+    assert kind.let_go(LATE) == set()  # counted to the end

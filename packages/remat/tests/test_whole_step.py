@@ -15,13 +15,27 @@ from remat_solvers.step import TimeStep, measure_option, region_front
 
 
 def region(random):
-    """A random graph whose boundary stands for the rest of the step, with its options."""
+    """A random graph whose boundary stands for the rest of the step, with its options.
+
+    Some of what its forward makes is handed out, and let go of before its backward.
+    """
     graph = random_training(random)
+    made = [value for op in graph.ops[: graph.boundary_index] for value in op.outputs]
+    written = {value for op in graph.ops for pair in op.overwrites for value in pair}
+    let_go = [value for value in made if value not in written and random.random() < 0.5]
     ops = tuple(
-        replace(op, replayable=False, overwrites=()) if op.name == graph.boundary else op
+        replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *let_go))), replayable=False,
+                overwrites=())
+        if op.name == graph.boundary
+        else op
         for op in graph.ops
+    )  # fmt: skip
+    values = tuple(
+        replace(value, size_bytes=3 * value.size_bytes) if value.name in let_go else value
+        for value in graph.values
     )
-    front = region_front(replace(graph, ops=ops), limit_seconds=0.1)
+    graph = replace(graph, values=values, ops=ops, results=graph.results - frozenset(let_go))
+    front = region_front(graph, limit_seconds=0.1)
     everything = measure_option(front.graph, store_all(front.graph))
     return front.with_([everything], ()), everything
 

@@ -285,7 +285,8 @@ def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Itera
     """Give a capture as it is, and as a plan takes it: without gradients, outputs not made or held.
 
     Both have the alternatives and layouts of the plan's graph. What a loss outside takes is part of
-    the graph of a region that is `alone`; for other gradients it is another.
+    the graph of a region that is `alone`; for other gradients it is another. Of one that is not,
+    all outputs are let go of: which are held is part of the moments.
     """
     own = plain = captured.without_alternatives()
     yield _with_ways_of(plain, region)
@@ -296,8 +297,8 @@ def _variants(captured: Capture, region: PlannedRegion, *, alone: bool) -> Itera
             plain = plain.with_loss(captured.loss)
     deferred = frozenset(position for position, _ in region.deferred)
     plain = plain.with_deferred_outputs(deferred & plain.deferrable)
-    returned = range(len(plain.program.returned))
-    plain = plain.with_released_outputs(region.released_outputs.intersection(returned))
+    returned = frozenset(range(len(plain.program.returned)))
+    plain = plain.with_released_outputs(region.released_outputs & returned if alone else returned)
     if deferred and own.missing != missing:  # outputs are in another order, as in a whole module
         yield _with_ways_of(own.with_deferred_outputs(_of_sizes(own, region.deferred)), region)
     yield _with_ways_of(plain, region)

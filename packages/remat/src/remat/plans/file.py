@@ -38,9 +38,10 @@ __all__ = [
 
 CLOSE = 1e-6  # of a time, within which two are the same
 _KIND, _OLD_KIND = "plan", "step plan"
-_VERSION, _READ = 4, (2, 3, 4)  # 3 has other hashes of outlines; 2 is as 3, without cuts
+# 4 counts outputs of several regions until the end of each backward, so that its moments hold less;
+# 3 has other hashes of outlines; 2 is as 3, without cuts.
+_VERSION, _READ, _OF_SEVERAL = 5, (2, 3, 4, 5), 5
 
-Body = TypeVar("Body")
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 _Slices = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
@@ -114,6 +115,10 @@ class _Head(msgspec.Struct):
     budget_bytes: _Size
 
 
+Body = TypeVar("Body", PlanBody, _Head)
+Part = TypeVar("Part", Graph, Schedule)
+
+
 class _Envelope(msgspec.Struct, forbid_unknown_fields=True):
     kind: str
     version: int
@@ -172,9 +177,16 @@ def _read(data: bytes, body: type[Body], source: str) -> Body:
                 f"reads plans of versions {_READ[0]} to {_READ[-1]}. Plan again, or install the "
                 f"remat that wrote it"
             )
-        return msgspec.json.decode(bytes(envelope.body), type=body)
+        read = msgspec.json.decode(bytes(envelope.body), type=body)
     except _DAMAGE as error:
         raise DocumentError(f"{source} is no plan, or a damaged one: {error}") from error
+    if read.moments and envelope.version < _OF_SEVERAL:
+        raise DocumentError(
+            f"{source} is a plan of several regions of schema version {envelope.version}, which "
+            f"counts their outputs in other ways; this remat reads those from version "
+            f"{_OF_SEVERAL} on. Plan again: leave plan= out, and save the plan that is made"
+        )
+    return read
 
 
 def write_region(region: PlannedRegion) -> _Region:
@@ -253,7 +265,7 @@ def _part(item: Graph | Schedule) -> msgspec.Raw:
     return msgspec.Raw(encode(item).strip())
 
 
-def _read_part(raw: msgspec.Raw, kind: type[Body], source: str) -> Body:
+def _read_part(raw: msgspec.Raw, kind: type[Part], source: str) -> Part:
     """Read a document within a document.
 
     Raises:

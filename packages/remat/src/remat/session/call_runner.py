@@ -122,8 +122,9 @@ class CallRunner:
         if any(plan.changes.is_new(position) for position, *_ in watched):
             step.is_provisional = True  # later steps most often do not hold them twice
         executable = plan.executable(option)
-        if recording.under_way:
-            step.noted.append(plan.noted(option, tensors))
+        noted = plan.noted(option, tensors) if recording.under_way else None
+        if noted is not None:
+            step.noted.append(noted)
         call = Call(
             region,
             executable,
@@ -134,6 +135,7 @@ class CallRunner:
             changes=plan.changes,
             watched=watched,
             gradients=NewGradients(tensors),
+            noted=noted,
         )
         call.hooked = hooked(plan.capture, region.graph, tensors)
         step.hooked.update(id(leaf()) for leaf in call.hooked.values())
@@ -171,7 +173,7 @@ class CallRunner:
             if not is_kept:
                 step.recording.mark(f"kept {call.position}")
             is_kept = True
-            call.handed.add(output)
+            call.handed.add(output, at)
             copied, watched = changes.protect_output(at, output)
             if watched is not None:
                 step.is_provisional |= changes.is_new(~at)
@@ -328,6 +330,7 @@ class CallRunner:
             self._step.bound.backward_begins(step.open_calls)
             self._make_room(option.backward_bytes, "backward", call)
             self._step.bound.see(step.open_calls, option.backward_bytes, call)
+            call.note_gone()
             step.backward_begins(call)
         call.on_backward()
         self._beside_plan.see_gradients(call, missing)

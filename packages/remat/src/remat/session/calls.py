@@ -16,6 +16,7 @@ from remat.planning.task import RunnablePlan
 from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes, Watched
 from remat.session.leaving import Hooked
+from remat.session.recording import RecordedCall
 from remat.session.region import Region
 from remat_exec import BudgetExceeded, DeferredTensor, RepeatExceeded, Runnable
 from remat_graph.torch import LossCost, Mark
@@ -35,20 +36,25 @@ class HandedOut:
 
     def __init__(self, unseen: int = 0) -> None:
         self._unseen = unseen
-        self._storages: list[tuple[Any, int]] = []
+        self._storages: list[tuple[Any, int, int]] = []
 
-    def add(self, tensor: torch.Tensor) -> None:
+    def add(self, tensor: torch.Tensor, position: int) -> None:
         """Count an output, unless another of the same memory is counted."""
         if isinstance(tensor, DeferredTensor) or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
-        if all(ref.cdata != storage._cdata or ref.expired() for ref, _ in self._storages):
-            self._storages.append((_weak(storage), storage.nbytes()))
+        if all(ref.cdata != storage._cdata or ref.expired() for ref, *_ in self._storages):
+            self._storages.append((_weak(storage), storage.nbytes(), position))
 
     @property
     def gone_bytes(self) -> int:
         """Sum those that nobody holds any more, as far as that is known."""
-        return self._unseen + sum(size for storage, size in self._storages if storage.expired())
+        return self._unseen + sum(size for ref, size, _ in self._storages if ref.expired())
+
+    @property
+    def gone_positions(self) -> list[int]:
+        """List where those are that nobody holds any more."""
+        return [position for ref, _, position in self._storages if ref.expired()]
 
 
 class NewGradients:
@@ -98,6 +104,7 @@ class Call:
     waiting: list[weakref.ref[DeferredTensor]] = field(default_factory=list)
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
     hooked: Hooked = field(default_factory=dict)
+    noted: RecordedCall | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -116,6 +123,13 @@ class Call:
         if self.drop is not None:
             self.drop()
             self.option = self.lean
+
+    def note_gone(self) -> None:
+        """Note which outputs nobody holds any more where the backward begins, for the record."""
+        if self.noted is not None:
+            program = self.executable.capture.program
+            bases = (program.outputs[position].base for position in self.handed.gone_positions)
+            self.noted.gone = frozenset(program.storage[base] for base in bases)
 
     def end_watch(self) -> None:
         """Note whether what is watched was changed before the backward, which begins."""

@@ -94,15 +94,23 @@ class CapturedRegion:
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> RecordedCall:
         """Note a call of a recorded step by an option."""
         inputs, released_outputs = self.inputs(tensors), {}
+        droppable = self.executable(option).low_memory_plan is not None
         if not self.capture.missing:  # else all are held for the gradients that may come
-            droppable = self.executable(option).low_memory_plan is not None
             held = self._of.held_inputs(option, droppable=droppable)
             released_outputs = {value: size for value, size in inputs.items() if value not in held}
         present, input_bytes = gradients_present(tensors), sum(inputs.values())
-        incoming = self._of.incoming_bytes
-        return RecordedCall(
-            self.kind, incoming, option, self.lean, present, released_outputs, input_bytes, self._of
+        size_of, incoming = self.capture.size_of, self._of.incoming_bytes
+        let_go, lean_let_go = (
+            {value: size_of(value) for value in values}
+            for values in (
+                self._of.let_go(option, droppable=droppable),
+                self._of.let_go(self.lean, droppable=False),
+            )
         )
+        return RecordedCall(
+            self.kind, incoming, option, self.lean, present, released_outputs, input_bytes,
+            let_go, lean_let_go, held=self._of,
+        )  # fmt: skip
 
 
 @dataclass(eq=False)
@@ -173,18 +181,33 @@ class RegionKind:
 
         One that is `droppable` also holds what the lean option reads, to go on as that.
         """
-        held = self.inputs_read(option.schedule)
-        if droppable and option is not self.lean:
-            held |= self.inputs_read(self.lean.schedule)
-        return held
+        return self._held(option, droppable=droppable) & self.graph.resident
 
-    def inputs_read(self, schedule: Schedule) -> frozenset[str]:
-        """Find the inputs that the backward of a schedule reads."""
+    def let_go(self, option: RegionOption, *, droppable: bool = True) -> frozenset[str]:
+        """Find the outputs that are counted with what a call keeps, and its backward reads not.
+
+        One that is `droppable` reads what the lean option does, too.
+        """
+        graph = self.graph
+        between = set(graph.ops[graph.boundary_index].inputs) - graph.results - graph.resident
+        return frozenset(between - self._held(option, droppable=droppable))
+
+    def _held(self, option: RegionOption, *, droppable: bool) -> frozenset[str]:
+        read = self.read_by(option.schedule)
+        if droppable and option is not self.lean:
+            read |= self.read_by(self.lean.schedule)
+        return read
+
+    def read_by(self, schedule: Schedule) -> frozenset[str]:
+        """Find what the backward of a schedule reads."""
         if id(schedule) not in self._read:
-            graph = self.front.graph
-            read = frozenset(read_by_backward(graph, schedule) & graph.resident)
-            self._read[id(schedule)] = schedule, read
+            self._read[id(schedule)] = schedule, frozenset(read_by_backward(self.graph, schedule))
         return self._read[id(schedule)][1]
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of its options, whatever the sizes."""
+        return self.front.graph
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind, with costs that were found as its own were."""

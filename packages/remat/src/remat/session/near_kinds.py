@@ -167,9 +167,14 @@ class NearKind(RegionKind):
             known[key] = option.schedule, runnable
         return runnable
 
-    def inputs_read(self, schedule: Schedule) -> frozenset[str]:
-        """Find the inputs that the backward of a schedule reads, whatever their sizes."""
-        return self.near.kind.inputs_read(schedule)
+    def read_by(self, schedule: Schedule) -> frozenset[str]:
+        """Find what the backward of a schedule reads."""
+        return self.near.kind.read_by(schedule)
+
+    @property
+    def graph(self) -> Graph:
+        """The graph of the other."""
+        return self.near.kind.front.graph
 
     def has(self, graph: Graph) -> bool:
         """Whether a graph is of this kind: one of other traces has its own."""

@@ -30,7 +30,7 @@ _FULL_AT_FIRST, _FULL_EACH = 8, 256  # records before which all garbage is colle
 _YOUNG = 1  # generations of what is collected before the others
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RecordedCall:
     """A call of a region in a recorded step, and the option that it ran by.
 
@@ -38,8 +38,9 @@ class RecordedCall:
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
     the sizes of gradients that were there before, by parameter: in a step without them they are
     new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
-    not hold between its halves, by value; all that are no parameters take `given_bytes`. The kind
-    is `held` as long as the record is.
+    not hold between its halves, by value; all that are no parameters take `given_bytes`. `let_go`
+    are those of outputs that its backward does not read, `lean_let_go` if it went on as lean; which
+    are `gone` when its backward begins is seen then. The kind is `held` as long as the record is.
     """
 
     kind: int
@@ -49,6 +50,9 @@ class RecordedCall:
     present: dict[int, int]
     released_outputs: dict[str, int]
     given_bytes: int
+    let_go: dict[str, int] = field(default_factory=dict)
+    lean_let_go: dict[str, int] = field(default_factory=dict)
+    gone: frozenset[str] = frozenset()
     held: object = None
 
 
@@ -288,15 +292,17 @@ def _moments_of(
     """Read the moments at which a step must be within the budget off its record.
 
     Regions of a moment are numbered by call. What others hold is what was held less what the calls
-    kept by the options that they ran by. Where a half took more than its option says, that much is
-    counted as held by others.
+    kept by the options that they ran by; outputs that a backward does not read it does not keep, so
+    that one which is still there is held by others. Where a half took more than its option says,
+    that much is counted as held by others.
 
     A bound is on what others hold whatever the options: `certain` moments leave out such excess,
-    gradients that were there before, and inputs, which other options may not hold. Outputs that the
-    code let go of are counted as kept: where others seem to hold less than nothing, so that a
-    moment says too much, it is left out.
+    gradients that were there before, and inputs and outputs, which other options may or may not
+    hold. Outputs that the code let go of before a backward are counted as kept until then: where
+    others seem to hold less than nothing, so that a moment says too much, it is left out.
     """
     live: dict[int, RegionOption] = {}
+    lean: set[int] = set()
     present: dict[int, int] = {}
 
     def moments(held: int, more: int = 0, running: Any = None) -> Iterator[TimeStep]:
@@ -318,8 +324,10 @@ def _moments_of(
             yield from moments(before.held_bytes, more, (call, "forward"))
             live[call] = option
         elif kind == "backward" and call in live:
-            option = live.pop(call)
-            held = before.held_bytes - option.kept_bytes - calls[call].incoming_bytes
+            option, of = live.pop(call), calls[call]
+            let_go = of.lean_let_go if call in lean else of.let_go
+            gone = sum(size for v, size in let_go.items() if v in of.gone or not certain)
+            held = before.held_bytes - (option.kept_bytes - gone) - of.incoming_bytes
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield from moments(held, more, (call, "backward"))
         else:
@@ -327,4 +335,5 @@ def _moments_of(
                 present.update(calls[call].present)
             elif kind == "lean" and call in live:
                 live[call] = calls[call].lean
+                lean.add(call)
             yield from moments(after.peak_bytes)

@@ -173,6 +173,7 @@ class RegionPlanner:
             capture = with_unread_deferred(self.settings, region, capture)
             capture = capture.with_leaving_gradients(leaving)
             capture = capture.with_loss(LossCost(0, 0))  # what is between the halves is measured
+            capture = capture.with_released_outputs(frozenset(range(len(capture.program.returned))))
             step.device = capture.program.device
             step.add_region(runs_first=region.place not in self._changes)  # not of sizes alone
             position = len(step.calls) if step.done == 0 else None

@@ -1,0 +1,86 @@
+"""Steps of several regions whose code lets go of what a region made before its backward."""
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+from remat_graph import DocumentError
+
+WIDTH = 64
+BUDGET = 745_000  # bytes: what the step takes, and less than that with each output held to its end
+
+
+class Blocks(nn.Module):
+    """Residual blocks, one region each: no backward reads what its block hands on."""
+
+    def __init__(self, keeps=False):
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+            for _ in range(2)
+        )
+        self.head = nn.Linear(WIDTH, 10)
+        self.keeps, self.kept = keeps, []
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+            torch._dynamo.graph_break()
+            if self.keeps:
+                self.kept.append(x)
+        return self.head(x)
+
+
+def trained(model, x, kept, steps=5):
+    """Give the losses of steps of gradient descent, at whose end what was `kept` is let go of."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for _ in range(steps):
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        del kept[:]
+        losses.append(loss.item())
+    return losses
+
+
+def built(**options):
+    torch.manual_seed(0)
+    return Blocks(**options), torch.randn(4, 64, WIDTH)
+
+
+def test_a_budget_for_what_is_held_alone_is_enough():
+    expected = trained(*built(), [])
+    model, x = built()
+    made = remat.rematerialize(model, (x,), budget=BUDGET, limit_seconds=1.0)
+    assert trained(made, x, []) == expected
+    assert made.plan.breaks
+    assert made.plan.measured_peak_bytes <= made.plan.predicted_peak_bytes <= BUDGET
+    assert made.plan.predicted_peak_bytes < 1.01 * made.plan.measured_peak_bytes
+
+
+@pytest.mark.filterwarnings("ignore:step .* took:remat.BudgetWarning")
+def test_what_is_held_on_counts():
+    model, x = built(keeps=True)
+    expected = trained(model, x, model.kept)
+    model, x = built(keeps=True)
+    made = remat.rematerialize(model, (x,), budget=BUDGET, limit_seconds=1.0)
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        trained(made, x, model.kept)
+    budget = refused.value.smallest_bytes
+    model, x = built(keeps=True)
+    made = remat.rematerialize(model, (x,), budget=budget, limit_seconds=1.0)
+    assert trained(made, x, model.kept) == expected
+    assert made.plan.measured_peak_bytes <= budget
+
+
+def test_a_plan_file_of_before_is_refused(tmp_path):
+    model, x = built()
+    made = remat.rematerialize(model, (x,), budget=BUDGET, limit_seconds=1.0)
+    trained(made, x, [], steps=3)
+    text = made.plan.encode().decode().replace('"version":5', '"version":4')
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(DocumentError, match="of several regions of schema version 4"):
+        remat.Plan.load(tmp_path / "plan.json")
