@@ -215,3 +215,24 @@ def test_random_models_and_changes(plain, changes, budget, of_both):
     if all(map(torch.equal, *(gradients(each, of_both=of_both) for each in (model, plain)))):
         chosen = {name: RANDOM[name] for name in changes}
         assert all_wrong(model, plain, chosen, of_both=of_both) == {}
+
+
+def test_hooks_that_give_back_other_bits_are_named():
+    class Packed(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = torch.nn.Linear(64, 256), torch.nn.Linear(256, 16)
+            self.body = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.GELU())
+            self.hooks = (lambda saved: saved.bfloat16(), lambda packed: packed.float())
+
+        def forward(self, x):
+            h = torch.sin(self.first(x))
+            with torch.autograd.graph.saved_tensors_hooks(*self.hooks):
+                h = self.body(h)
+            return self.last(h)
+
+    torch.manual_seed(0)
+    made = remat.rematerialize(Packed(), budget=1.0, limit_seconds=0.5)
+    loss = made(torch.randn(300, 64)).square().mean()
+    with pytest.raises(remat.RematError, match="from saved-tensor hooks, which were there"):
+        loss.backward()

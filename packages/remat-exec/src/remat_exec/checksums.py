@@ -20,6 +20,7 @@ import numpy.typing as npt
 import torch
 
 from remat_exec.errors import BackwardError, MemoryChanged
+from remat_graph.torch import saves_through_hooks
 
 __all__ = ["changed", "check", "checksum", "note"]
 
@@ -28,11 +29,16 @@ _ROWS = 256  # that are multiplied at a time, where that takes memory
 _BLOCK = 1 << 20  # bytes that are copied at a time, of what lies in pieces
 _TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
+_HOOKS = "saved through hooks"
+_OR_BY_HOOKS = ", or came back with other bits from saved-tensor hooks, which were there"
+
 _Words = npt.NDArray[np.int64]
 
 
 def note(states: dict[str, Any], **tensors: torch.Tensor) -> None:
     """Keep the checksums of tensors, by the names of their variables."""
+    if saves_through_hooks():
+        states[_HOOKS] = True
     states.update({_key(name): checksum(tensor) for name, tensor in tensors.items()})
 
 
@@ -53,9 +59,9 @@ def check(states: dict[str, Any], **tensors: torch.Tensor) -> None:
         raise MemoryChanged(
             f"an input, a parameter, a buffer or an output of the model was written to between "
             f"forward and backward where torch does not count it, as through .data, numpy or "
-            f"DLPack, and the plan computes from it again ({name}, of shape "
-            f"{list(tensors[name].shape)}, in its code); run backward before, or give the "
-            f"model, or change, a copy (tensor.clone())"
+            f"DLPack{_OR_BY_HOOKS * (_HOOKS in states)}, and the plan computes from it again "
+            f"({name}, of shape {list(tensors[name].shape)}, in its code); run backward "
+            f"before, or give the model, or change, a copy (tensor.clone())"
         )
 
 

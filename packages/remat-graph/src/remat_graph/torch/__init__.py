@@ -57,6 +57,7 @@ from remat_graph.torch.program import (
 from remat_graph.torch.recomputing import allow_recompute
 from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
+from remat_graph.torch.tracing.aot import saves_through_hooks
 from remat_graph.torch.tracing.inner_gradients import computes_gradients
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was, reachable, remember_state
@@ -163,6 +164,7 @@ __all__ = [
     "results_of",
     "run_fused",
     "run_over",
+    "saves_through_hooks",
     "sharing",
     "source_of",
     "stretch_from",

@@ -18,8 +18,8 @@ class PlannedRegion:
     `front.options` are schedules of it, in the order in which they keep more. `missing` are the
     positions of outputs whose gradients are taken not to come, `released_outputs` those of outputs
     that the user is taken to hold no more when the backward starts, of a region that is all of the
-    step: of others all are, and what is held is part of the moments. `laid_out` are the ops that run
-    in channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
+    step. Of others all are: what is held is part of the moments. `laid_out` are the ops that run in
+    channels_last, as `Capture.laid_out` numbers them, `sliced` the kinds of cuts that run in
     slices, as `Capture.sliced` has them. `deferred` are positions of outputs that no step makes,
     and their bytes. `unfused` are the ops that are in no compiled group, as `Capture.unfused`
     numbers them; `None` if there are no groups. `gives_again` is `Capture.gives_again`.

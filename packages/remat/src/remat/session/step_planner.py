@@ -138,7 +138,7 @@ class StepPlanner:
         budget = self.budget(record.pattern)
         room = self.take_room(budget)
         try:
-            options = choose_options(kinds, record, room)
+            options = self._choose(kinds, record, room, budget - self.set_aside)
         except BudgetTooSmall as error:
             # Other steps like it need more; and so may those with other calls that did not fit.
             needed = self._named(error)
@@ -151,6 +151,22 @@ class StepPlanner:
         if has_other_ranks():
             options = self._shared(record, options, room)
         return self._planned(record, options, budget, origin)
+
+    def _choose(
+        self, kinds: Sequence[RegionKind], record: Recorded, room: int, most: int
+    ) -> list[RegionOption]:
+        """Choose within the room; if nothing fits, within the `most` that a step like it took.
+
+        Raises:
+            BudgetTooSmall: if nothing fits.
+        """
+        try:
+            return choose_options(kinds, record, room)
+        except BudgetTooSmall as error:
+            was_within = not record.provisional and record.peak_bytes <= most
+            if not was_within or error.smallest_bytes > most:
+                raise
+            return choose_options(kinds, record, most)
 
     def forget_need(self, pattern: tuple[int, ...]) -> None:
         """Name no more what steps of these calls need, which are planned anew."""
