@@ -42,3 +42,21 @@ def test_a_guard_that_cannot_be_made(monkeypatch, capfd):
 )  # fmt: skip
 def test_a_failure_is_told_as_one_of_torch_dynamo(error, told):
     assert _failure(error) == told
+
+
+def test_what_breaks_a_loop_is_named():
+    class Layers(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
+
+        def forward(self, x):
+            for layer in self.layers:
+                x = torch.tanh(layer(x))
+                torch._dynamo.graph_break()
+            return x
+
+    made = remat.rematerialize(Layers(), budget="1MiB", costs="estimate", limit_seconds=0.1)
+    for _ in range(3):
+        made(torch.ones(4, 16)).sum().backward()
+    assert any("a graph break in a loop: Call to `torch" in each for each in made.plan.breaks)

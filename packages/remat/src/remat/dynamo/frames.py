@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import re
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -59,6 +60,8 @@ _IN_A_ROW = 8  # calls that traced the same code anew, for no other sizes
 _TRIES = 3
 _TRACED = "Detected that you are using FX to symbolically trace"
 _NO_TENSORS = "no tensor-related objects found in frame"
+_SUPPRESSED = "an error was suppressed during compilation"
+_IN_LOOP, _AND = "graph break in loop", "*** While handling this graph break"
 _KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own graph; torch 2.13
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
@@ -144,7 +147,7 @@ class _Frames:
             patched(self._skipped, self._numbers, as_before=nested is ALONE),
         ):
             before = self.code, self.name
-            breaks = counters["graph_break"].copy()
+            breaks, unsupported = (counters[k].copy() for k in ("graph_break", "unimplemented"))
             self.has_graph = False
             self.code, self.name = code, name_of_frame(frame)
             try:
@@ -175,6 +178,8 @@ class _Frames:
         # error of the user's: we count, for this model.
         self._failures[code] += 1
         reason = getattr(result, "skip_reason", None)  # torch 2.11 gives none
+        if reason == _SUPPRESSED:
+            reason = _last(counters["unimplemented"] - unsupported) or reason
         if reason and reason != _NO_TENSORS:
             self._skipped(f"{_place(frame)} runs as it is: {reason}")
         return _AS_IT_IS
@@ -378,8 +383,17 @@ def _traced_elsewhere() -> bool:
         return not is_fx_symbolic_tracing()
 
 
+def _last(unsupported: Iterable[str]) -> str | None:
+    """Say what ended a frame: what breaks its graph, and whether that is in a loop."""
+    *_, reason = (None, *unsupported)
+    if reason is None:
+        return None
+    what = first_lines(reason.partition(_AND)[0])
+    return f"a graph break in a loop: {what}" if _IN_LOOP in reason else what
+
+
 def first_lines(reason: str) -> str:
     """Give what Dynamo says of a break: its kind and the explanation, without hints and links."""
     kind, _, rest = reason.partition("\n")
-    explanation = rest.partition("Explanation: ")[2].partition("\n  Hint:")[0]
+    explanation = re.split(r"\n  Hint:|\n\n", rest.partition("Explanation: ")[2])[0]
     return " ".join(f"{kind}. {explanation}".split()) if explanation else kind
