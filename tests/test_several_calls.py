@@ -55,6 +55,24 @@ def called_once(model):
 ROWS = torch.randn(256, 32, generator=torch.Generator().manual_seed(0))
 
 
+def test_a_forward_before_the_last_backward_is_expected_from_then_on():
+    plain = layers()
+    model = remat.rematerialize(copy.deepcopy(plain), (ROWS,), budget="1MiB", limit_seconds=0.5)
+    told = []
+    for each in (plain, model):
+        waiting = []
+        for step in range(12):
+            waiting.append(each((1 + step) * ROWS).square().mean())
+            if step:
+                with warnings.catch_warnings(record=True) as caught:
+                    warnings.simplefilter("always")
+                    waiting.pop(0).backward()
+                told += [step for one in caught if "were made before a backward" in str(one)]
+    assert told == [1]
+    for mine, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad, theirs.grad)
+
+
 @pytest.mark.filterwarnings("ignore:.*grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize(
     "how",

@@ -316,6 +316,7 @@ class CallRunner:
         if option is None:
             call.missing, call.released_outputs = missing, released_outputs
             call.region.keeps_graphs |= keeps_graph()
+            step.see_backward(call)
             step.live.discard(call)
             call.on_backward()
             step.backward_begins(call)
@@ -325,7 +326,7 @@ class CallRunner:
                 watch_leaving(call.hooked, _see_leaving(call, call.planned))
             return
         call.end_watch()
-        if call in step.live:  # else it is left over from an earlier step
+        if step.see_backward(call):
             self._see_autocast(autocast_type(call.executable.capture.program.device))
             self._step.bound.backward_begins(step.open_calls)
             self._make_room(option.backward_bytes, "backward", call)

@@ -152,7 +152,7 @@ class Session:
         if step.is_under_way(seen_forward=device is None) or within_backward():
             return
         if self._had_backward:
-            self._counts.end_step(several=self._was_several or len(step.calls) > 1)
+            self._counts.end_step(several=self._was_several or step.has_several)
         self._was_several = self._had_backward = False
         step.end(device)
         step.between()

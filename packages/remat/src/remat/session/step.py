@@ -71,7 +71,7 @@ class StepState:
         self.hooked = Counter[int]()
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
         self.is_provisional = self._next_is_provisional = False
-        self.is_new = self._next_is_new = self.is_odd = False
+        self.is_new = self._next_is_new = self.is_odd = self.overlaps = False
         self.begun_late = self.runs_plain = False
         self._recorded: Call | None = None
         self._recorded_ref: weakref.ref[Call] | None = None
@@ -107,6 +107,11 @@ class StepState:
         return tuple(plan.kind for plan, _ in self.calls)
 
     @property
+    def has_several(self) -> bool:
+        """Whether several calls have been alive at a time, those of earlier steps among them."""
+        return self.overlaps or len(self.calls) > 1
+
+    @property
     def known_budget(self) -> int | None:
         """The budget of a step of the calls so far, if it is known, and there is a plan to keep."""
         return self._judge.known_budget(self.pattern)
@@ -116,7 +121,7 @@ class StepState:
         self.calls, self.noted, self._awaited = [], [], []
         self.hooked = Counter()
         self.outputs.clear()
-        self.is_new = self.is_odd = False
+        self.is_new = self.is_odd = self.overlaps = False
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""
@@ -139,6 +144,16 @@ class StepState:
         if shared:
             self.outputs.see_returned(returned)
             before_backward(returned, self.backward_begins)
+
+    def see_backward(self, call: Call) -> bool:
+        """See whose backward begins, and say whether its forward was in this step.
+
+        If it was not, the step `overlaps` with an earlier one, as in a loop that runs the next
+        forward before the last backward.
+        """
+        is_own = call in self.live
+        self.overlaps |= not is_own
+        return is_own
 
     def backward_begins(self, call: Call | None = None) -> None:
         """End the step with the backward that is under way, unless another one follows."""
