@@ -1,5 +1,7 @@
 """Steps of several regions whose code lets go of what a region made before its backward."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -103,3 +105,32 @@ def test_all_that_plain_takes_is_enough_where_nothing_can_be_computed_again():
     made = remat.rematerialize(model, (x,), budget=1.0, limit_seconds=1.0)
     assert trained(made, x, []) == expected
     assert len(made.plan.calls) > 3  # a region for each layer: Dynamo leaves the loop over them
+
+
+def test_what_was_handed_out_stays_as_it_is_where_the_backward_computes_from_it():
+    class Squared(nn.Module):
+        """Its backward makes the difference again, and could do so in the buffer of the output."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.last = nn.Linear(64, 256), nn.Linear(256, 8)
+            self.kept = None
+
+        def forward(self, x):
+            hidden = self.first(x)
+            loss = (hidden - 0.5).square().mean()
+            torch._dynamo.graph_break()
+            self.kept = hidden.detach()
+            return loss + self.last(torch.tanh(hidden)).mean()
+
+    x = torch.randn(300, 64)
+    for budget in (0.95, 0.8):
+        plain = Squared()
+        made = remat.rematerialize(copy.deepcopy(plain), (x,), budget=budget, limit_seconds=1.0)
+        for _ in range(5):
+            for each in (made, plain):
+                each.zero_grad()
+                each(x).backward()
+            assert torch.equal(made.kept, plain.kept)
+            assert torch.equal(made.first.weight.grad, plain.first.weight.grad)

@@ -75,6 +75,7 @@ class Writer:
         }
         self._entry: set[str] = set()
         self._bound: set[str] = set()
+        self._handed = {program.storage[name] for name in program.held}
         self._of_value: dict[str, list[str]] = {}
         for variable, value in program.storage.items():
             self._of_value.setdefault(value, []).append(variable)
@@ -209,10 +210,13 @@ class Writer:
         return bool(outputs) and outputs <= self.zero
 
     def _in_place(self, op: str, steps: tuple[Step, ...], position: int) -> bool:
-        """Write an op in the buffer of its first input, if it can and that is freed next."""
+        """Write an op in the buffer of its first input, if it can and that is freed next.
+
+        What the user was handed stays as it is: a plan only takes it to be let go of.
+        """
         pairs = self.program.overwrites.get(op, ())
-        gone = freed_next(steps, position) if pairs else ()
-        ending = [pair for pair in pairs if self.program.storage[pair[0]] in gone]
+        gone = freed_next(steps, position) if pairs else set[str]()
+        ending = [pair for pair in pairs if self.program.storage[pair[0]] in gone - self._handed]
         if not ending:
             return False
         call = self.program.calls[op]

@@ -27,15 +27,17 @@ def with_loss(graph: Graph, loss: LossCost) -> Graph:
 def with_released(graph: Graph, values: Set[str]) -> Graph:
     """Give the graph in which these values are there until the loss has run, and no longer.
 
-    But for those that the backward reads.
+    But for those that the backward reads. None is overwritten: the user may hold it nevertheless.
     """
-    ops = tuple(
-        replace(op, inputs=tuple(dict.fromkeys((*op.inputs, *sorted(values)))))
-        if op.name == LOSS
-        else op
-        for op in graph.ops
-    )
-    return replace(graph, ops=ops, results=graph.results - values)
+    ops = []
+    for op in graph.ops:
+        if op.name == LOSS:
+            inputs = tuple(dict.fromkeys((*op.inputs, *sorted(values))))
+            ops.append(replace(op, inputs=inputs))
+        else:
+            pairs = tuple((read, new) for read, new in op.overwrites if read not in values)
+            ops.append(op if len(pairs) == len(op.overwrites) else replace(op, overwrites=pairs))
+    return replace(graph, ops=tuple(ops), results=graph.results - values)
 
 
 def released_values(program: Program, graph: Graph, positions: frozenset[int]) -> frozenset[str]:
