@@ -1,13 +1,16 @@
 """Backwards over other outputs, or with other gradients, than were planned for."""
 
+import copy
+
 import pytest
 import torch
 from exec_cases.gradients import assert_same_gradients, pair
 from exec_cases.models import HEADS, Case, Scheduled
+from exec_cases.schedules import again_in_the_backward
 from torch import nn
 
 from remat_exec import BackwardError, BudgetExceeded, Executable
-from remat_graph.torch import capture
+from remat_graph.torch import capture, read_call
 from remat_solvers import store_all
 
 
@@ -261,3 +264,33 @@ def test_an_output_that_is_held_against_the_plan_is_refused_if_there_is_no_room(
     loss = sum(output.sum() for output in outputs)
     with pytest.raises(BudgetExceeded, match="outputs are held"):
         loss.backward()
+
+
+class Handing(nn.Module):
+    """Its backward computes again from what it hands out, and could write over that."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(8, 16)
+
+    def forward(self, x):
+        first, second = self.first(x), self.second(x)
+        return first, (first - 0.5).square(), second, torch.sin(second * 2)
+
+
+def test_what_was_handed_out_is_never_written_over():
+    torch.manual_seed(0)
+    model, x = Handing(), torch.randn(32, 8)
+    whole = capture(model, (x,), costs="estimate")
+    captured = whole.with_released_outputs(frozenset(range(len(whole.program.returned))))
+    pairs = [pair for op in whole.graph.ops[: whole.graph.boundary_index] for pair in op.overwrites]
+    assert {read for read, _ in pairs} <= whole.graph.results - captured.graph.results
+    schedule = again_in_the_backward(captured.graph, {made for _, made in pairs})
+    outputs = Executable(captured, schedule)(model, read_call((x,), {}).tensors)
+    before = [output.detach().clone() for output in outputs]
+    sum(output.square().sum() for output in outputs).backward()
+    assert all(map(torch.equal, outputs, before))
+    plain = copy.deepcopy(model)
+    plain.zero_grad()
+    sum(output.square().sum() for output in plain(x)).backward()
+    assert_same_gradients(model, plain)

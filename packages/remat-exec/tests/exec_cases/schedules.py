@@ -88,6 +88,22 @@ def halved_schedule(graph):
             order += [single.pop(value) for value in op.inputs if value in single]
         if op.owed or op.name.endswith("__half"):
             order.append(op)
+    return _freed_at_once(graph, order)
+
+
+def again_in_the_backward(graph, values):
+    """Make these values a second time, where the backward first reads them; free each at once."""
+    order, late = [], set(values)
+    for op in graph.ops:
+        if op.stage == "backward":
+            order += [graph.ops[graph.producer[value]] for value in op.inputs if value in late]
+            late -= {*op.inputs}
+        order.append(op)
+    return _freed_at_once(graph, order)
+
+
+def _freed_at_once(graph, order):
+    """Compute ops in this order, and free each value behind what reads it last."""
     needed, steps = set(graph.results), []
     for op in reversed(order):
         reads = [value for value in op.inputs if value not in graph.resident]
