@@ -81,14 +81,26 @@ def fastest_within(graph: Graph, kept_bytes: float, forward: float, backward: fl
                 continue
             for over in overwritten(op):
                 held = weight[alive] + made[i] - sum(size[v] for v in over)
-                if held <= room if i != middle else weight[alive] <= kept_bytes:
-                    left = alive & ~sum(bit[v] for v in over)
+                if i == middle:  # behind which values are freed before the second half begins
+                    lefts = submasks(alive) if weight[alive] <= kept_bytes else ()
+                else:
+                    lefts = (alive & ~sum(bit[v] for v in over),) if held <= room else ()
+                for left in lefts:
                     following.append(((done + (i == done), left | makes[i]), op.time))
         for new, cost in following:
             if time + cost < distance.get(new, float("inf")):
                 distance[new] = time + cost
                 heapq.heappush(heap, (time + cost, next(tie), new))
     return None
+
+
+def submasks(mask: int):
+    """List all sets of bits of a mask."""
+    left = mask
+    while left:
+        yield left
+        left = (left - 1) & mask
+    yield 0
 
 
 def least_kept(graph: Graph) -> int:

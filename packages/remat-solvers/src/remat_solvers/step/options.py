@@ -14,8 +14,9 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
-from remat_graph import Compute, Footprint, Graph, Op, Schedule, leave_late, simulate
+from remat_graph import Compute, Footprint, Free, Graph, Op, Schedule, leave_late, simulate
 from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
@@ -175,6 +176,9 @@ def measure_option(
 ) -> RegionOption:
     """Measure what a schedule of a region costs the step, by `remat_graph.simulate`.
 
+    What is freed right behind the op at the boundary is kept between the halves, and gone when the
+    second begins: outputs that the code between the regions lets go of.
+
     Where gradients leave at once, the option is that schedule with each behind all that reads its
     parameter.
 
@@ -186,13 +190,20 @@ def measure_option(
     timeline = simulate(graph, schedule)
     if (late := leave_late(graph, schedule)) is not schedule:
         schedule, timeline = late, simulate(graph, late)
-    at = schedule.steps.index(Compute(op.name))
-    during = timeline.during_bytes
+    steps, during = schedule.steps, timeline.during_bytes
+    at = steps.index(Compute(op.name))
+    kept = during[at] - op.workspace_bytes - incoming_bytes(graph)
+    behind = [*takewhile(lambda step: isinstance(step, Free), steps[at + 1 :])]
+    let_go = {step.value for step in behind if isinstance(step, Free)}.difference(op.outputs)
+    second = list(during[at + 1 + len(behind) :])
+    if second:
+        gone = sum(graph.value_by_name[value].size_bytes for value in let_go)
+        second.append(kept - gone + incoming_bytes(graph))
     return RegionOption(
         schedule=schedule,
-        kept_bytes=during[at] - op.workspace_bytes - incoming_bytes(graph),
+        kept_bytes=kept,
         forward_bytes=max(during[:at], default=0),
-        backward_bytes=max(during[at + 1 :], default=0),
+        backward_bytes=max(second, default=0),
         time=timeline.time,
         lower_bound=lower_bound,
     )

@@ -300,10 +300,16 @@ class _Search:
 
 
 def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionFront:
-    """Bound each half by what its ops need one by one, and the second by what was kept."""
+    """Bound each half by what its ops need one by one, and the second by what was kept.
+
+    But for what only the code between the halves need hold.
+    """
     need = while_running(wiring)
     middle = graph.boundary_index
-    after = least_kept_bytes + incoming_bytes(graph) if middle + 1 < len(graph.ops) else 0
+    between, sizes = graph.ops[middle], graph.value_by_name
+    let_go = set(between.inputs) - graph.results - graph.resident
+    kept = max(0, least_kept_bytes - sum(sizes[value].size_bytes for value in let_go))
+    after = kept + incoming_bytes(graph) if middle + 1 < len(graph.ops) else 0
     return RegionFront(
         graph=graph,
         options=(),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import Literal
 
 from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Step, Value
@@ -66,18 +67,26 @@ class WholeStep:
         """Put those of the calls together; what a call leaves is held outside of it after that."""
         steps: list[Step] = []
         alive: dict[int, set[str]] = {}
+
+        def add(call: int, step: Step) -> None:
+            graph, held = self.graphs[call], alive.setdefault(call, set())
+            if isinstance(step, Free):
+                held.remove(step.value)
+                steps.append(Free(_of_call(step.value, call)))
+            else:
+                held.update(graph.ops[graph.op_index[step.op]].outputs)
+                steps.append(Compute(_of_call(step.op, call)))
+
         for at in range(len(self.moments)):
-            steps.append(Compute(_outside(at)))
             if at in self._halves:
                 call, half = self._halves[at]
-                graph, held = self.graphs[call], alive.setdefault(call, set())
-                for step in _steps_of(graph, schedules[call], half):
-                    if isinstance(step, Free):
-                        held.remove(step.value)
-                        steps.append(Free(_of_call(step.value, call)))
-                    else:
-                        held.update(graph.ops[graph.op_index[step.op]].outputs)
-                        steps.append(Compute(_of_call(step.op, call)))
+                let_go, of_half = _steps_of(self.graphs[call], schedules[call], half)
+                for step in let_go:
+                    add(call, step)
+            steps.append(Compute(_outside(at)))
+            if at in self._halves:
+                for step in of_half:
+                    add(call, step)
                 if half == "backward":
                     steps += [Free(_of_call(value, call)) for value in sorted(alive.pop(call))]
             steps.append(Free(_outside(at)))
@@ -106,13 +115,17 @@ class WholeStep:
         call, half = self._halves[at]
         graph = self.graphs[call]
         first = graph.boundary_index
+
+        def of_call(names: Sequence[str]) -> tuple[str, ...]:
+            return tuple(_of_call(name, call) for name in names)
+
         for op in graph.ops[:first] if half == "forward" else graph.ops[first:]:
             yield replace(
                 op,
                 name=_of_call(op.name, call),
-                inputs=tuple(_of_call(name, call) for name in op.inputs),
-                outputs=tuple(_of_call(name, call) for name in op.outputs),
                 # The one at the boundary stands for the code between the halves.
+                inputs=() if op.name == graph.boundary else of_call(op.inputs),
+                outputs=of_call(op.outputs),
                 workspace_bytes=0 if op.name == graph.boundary else op.workspace_bytes,
                 twin=None,
                 order_after=(),
@@ -126,10 +139,17 @@ class WholeStep:
 
 def _steps_of(
     graph: Graph, schedule: Schedule, half: Literal["forward", "backward"]
-) -> tuple[Step, ...]:
+) -> tuple[Sequence[Step], Sequence[Step]]:
+    """Give the steps of a half; before them what frees that which is gone when it begins."""
     assert graph.boundary is not None
     at = schedule.steps.index(Compute(graph.boundary))
-    return schedule.steps[:at] if half == "forward" else schedule.steps[at:]
+    if half == "forward":
+        return (), schedule.steps[:at]
+    made = graph.ops[graph.boundary_index].outputs
+    freed = [*takewhile(lambda step: isinstance(step, Free), schedule.steps[at + 1 :])]
+    let_go = [step for step in freed if isinstance(step, Free) and step.value not in made]
+    unused = [step for step in freed if step not in let_go]
+    return let_go, (schedule.steps[at], *unused, *schedule.steps[at + 1 + len(freed) :])
 
 
 def _of_call(name: str, call: int) -> str:
