@@ -1,12 +1,14 @@
 """Steps of several regions whose code lets go of what a region made before its backward."""
 
 import copy
+import warnings
 
 import pytest
 import torch
 from torch import nn
 
 import remat
+from remat_exec import measure_peak
 from remat_graph import DocumentError
 
 WIDTH = 64
@@ -134,3 +136,91 @@ def test_what_was_handed_out_stays_as_it_is_where_the_backward_computes_from_it(
                 each(x).backward()
             assert torch.equal(made.kept, plain.kept)
             assert torch.equal(made.first.weight.grad, plain.first.weight.grad)
+
+
+KEEPS, KEPT = [], []
+
+
+class Logged(nn.Module):
+    """Residual blocks; between them a logger may keep what the last one made, to the step's end."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        for name in "abc":
+            body = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
+            setattr(self, name, body)
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        x = x + self.a(x)
+        self.note(x)
+        x = x + self.b(x)
+        self.note(x)
+        x = x + self.c(x)
+        self.note(x)
+        return self.head(x)
+
+    @torch.compiler.disable
+    def note(self, x):
+        if KEEPS:
+            KEPT.append(x.detach())
+
+
+def test_outputs_that_are_held_in_a_later_step_are_told_of():
+    plain, x = Logged(), torch.randn(4, 64, 64)
+
+    def step(model):
+        model.zero_grad()
+        with warnings.catch_warnings(record=True) as told, measure_peak() as peak:
+            warnings.simplefilter("always")
+            model(x).square().mean().backward()
+        KEPT.clear()
+        return peak.peak_bytes, [str(each.message) for each in told]
+
+    budget = int(0.55 * max(step(plain)[0] for _ in range(2)))
+    made = remat.rematerialize(copy.deepcopy(plain), (x,), budget=budget, limit_seconds=1.0)
+    for _ in range(4):
+        step(made)
+    for keeps in (False, True, False, True):
+        KEEPS[:] = [True] * keeps
+        peak, told = step(made)
+        assert (peak > budget) == keeps
+        assert any("outputs of regions are held" in each for each in told) == keeps
+    KEEPS.clear()
+
+
+def test_logits_that_are_held_in_a_later_step_are_told_of():
+    class Words(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.body, self.head = nn.Linear(64, 64), nn.Linear(64, 1000)
+
+        def forward(self, x):
+            hidden = x + torch.tanh(self.body(x))
+            torch._dynamo.graph_break()
+            return self.head(hidden)
+
+    x, target = torch.randn(256, 64), torch.randint(0, 1000, (256,))
+
+    def step(model, holds):
+        model.zero_grad()
+        with warnings.catch_warnings(record=True) as told, measure_peak() as peak:
+            warnings.simplefilter("always")
+            if holds:
+                logits = model(x)
+                nn.functional.cross_entropy(logits, target).backward()
+                del logits
+            else:
+                nn.functional.cross_entropy(model(x), target).backward()
+        return peak.peak_bytes, [str(each.message) for each in told]
+
+    plain = max(step(Words(), holds=False)[0] for _ in range(2))
+    made = remat.rematerialize(Words(), (x,), budget=int(1.05 * plain), limit_seconds=0.5)
+    for _ in range(4):
+        step(made, holds=False)
+    assert step(made, holds=False)[0] <= made.plan.budget_bytes
+    peak, told = step(made, holds=True)
+    assert peak > made.plan.budget_bytes
+    assert any("outputs of regions are held" in each for each in told)

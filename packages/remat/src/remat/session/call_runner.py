@@ -122,6 +122,7 @@ class CallRunner:
         if any(plan.changes.is_new(position) for position, *_ in watched):
             step.is_provisional = True  # later steps most often do not hold them twice
         executable = plan.executable(option)
+        let_go, lean_let_go = plan.let_go(option)
         noted = plan.noted(option, tensors) if recording.under_way else None
         if noted is not None:
             step.noted.append(noted)
@@ -135,6 +136,8 @@ class CallRunner:
             changes=plan.changes,
             watched=watched,
             gradients=NewGradients(tensors),
+            let_go=let_go,
+            lean_let_go=lean_let_go,
             noted=noted,
         )
         call.hooked = hooked(plan.capture, region.graph, tensors)
@@ -166,14 +169,15 @@ class CallRunner:
 
     def _hand_out(self, call: Call, changes: Changes) -> HandOut:
         """Give what hands out the outputs of a call that is made, some of them as copies."""
-        step, is_kept = self._step, False
+        step, is_kept, program = self._step, False, call.executable.capture.program
 
         def hand_out(at: int, output: torch.Tensor) -> torch.Tensor:
             nonlocal is_kept
             if not is_kept:
                 step.recording.mark(f"kept {call.position}")
             is_kept = True
-            call.handed.add(output, at)
+            base = program.outputs[at].base
+            call.handed.add(output, program.storage.get(base, base))  # it may be made when read
             copied, watched = changes.protect_output(at, output)
             if watched is not None:
                 step.is_provisional |= changes.is_new(~at)
@@ -331,7 +335,7 @@ class CallRunner:
             self._step.bound.backward_begins(step.open_calls)
             self._make_room(option.backward_bytes, "backward", call)
             self._step.bound.see(step.open_calls, option.backward_bytes, call)
-            call.note_gone()
+            self._beside_plan.see_held(call, released_outputs)
             step.backward_begins(call)
         call.on_backward()
         self._beside_plan.see_gradients(call, missing)
@@ -357,6 +361,7 @@ class CallRunner:
         if call in self._step.live:
             self._step.recording.mark(f"given {call.position}")
             self._step.live.discard(call)
+            self._step.handed_on.append(call.handed)
             self._step.bound.give(call.gradients)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,25 +36,30 @@ class HandedOut:
 
     def __init__(self, unseen: int = 0) -> None:
         self._unseen = unseen
-        self._storages: list[tuple[Any, int, int]] = []
+        self._storages: list[tuple[Any, int, str]] = []
 
-    def add(self, tensor: torch.Tensor, position: int) -> None:
-        """Count an output, unless another of the same memory is counted."""
+    def add(self, tensor: torch.Tensor, value: str) -> None:
+        """Count an output, of this value, unless another of the same memory is counted."""
         if isinstance(tensor, DeferredTensor) or tensor.layout is not torch.strided:
             return
         storage = tensor.untyped_storage()
         if all(ref.cdata != storage._cdata or ref.expired() for ref, *_ in self._storages):
-            self._storages.append((_weak(storage), storage.nbytes(), position))
+            self._storages.append((_weak(storage), storage.nbytes(), value))
+
+    def gone_bytes(self, beside: Collection[str] = ()) -> int:
+        """Sum those that nobody holds any more, as far as that is known, `beside` some values."""
+        gone = (size for ref, size, v in self._storages if v not in beside and ref.expired())
+        return self._unseen + sum(gone)
+
+    def held_bytes(self, beside: Collection[str] = ()) -> int:
+        """Sum those that are still held, `beside` some values."""
+        pairs = ((ref, size) for ref, size, value in self._storages if value not in beside)
+        return sum(size for ref, size in pairs if not ref.expired())
 
     @property
-    def gone_bytes(self) -> int:
-        """Sum those that nobody holds any more, as far as that is known."""
-        return self._unseen + sum(size for ref, size, _ in self._storages if ref.expired())
-
-    @property
-    def gone_positions(self) -> list[int]:
-        """List where those are that nobody holds any more."""
-        return [position for ref, _, position in self._storages if ref.expired()]
+    def gone(self) -> frozenset[str]:
+        """The values that nobody holds any more."""
+        return frozenset(value for ref, _, value in self._storages if ref.expired())
 
 
 class NewGradients:
@@ -80,7 +85,8 @@ class Call:
     `changes` sees what is `watched`. In its backward it is seen whether `outputs_watched` were
     read; those that were made for that before took `reading_bytes`. Until the forward returns,
     `waiting` are the outputs that are watched, or made when they are read. `on_backward` is called
-    where its backward begins.
+    where its backward begins. The backward of one that shares the budget does not read `let_go`;
+    `noted` is what a record has of it.
     """
 
     region: Region
@@ -104,6 +110,8 @@ class Call:
     waiting: list[weakref.ref[DeferredTensor]] = field(default_factory=list)
     gradients: NewGradients = field(default_factory=lambda: NewGradients(()))
     hooked: Hooked = field(default_factory=dict)
+    let_go: frozenset[str] = frozenset()
+    lean_let_go: frozenset[str] = frozenset()
     noted: RecordedCall | None = None
 
     @property
@@ -122,14 +130,7 @@ class Call:
         """Give back what can be made again; the backward is that of the lean option then."""
         if self.drop is not None:
             self.drop()
-            self.option = self.lean
-
-    def note_gone(self) -> None:
-        """Note which outputs nobody holds any more where the backward begins, for the record."""
-        if self.noted is not None:
-            program = self.executable.capture.program
-            bases = (program.outputs[position].base for position in self.handed.gone_positions)
-            self.noted.gone = frozenset(program.storage[base] for base in bases)
+            self.option, self.let_go = self.lean, self.lean_let_go
 
     def end_watch(self) -> None:
         """Note whether what is watched was changed before the backward, which begins."""

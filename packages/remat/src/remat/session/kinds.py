@@ -91,6 +91,14 @@ class CapturedRegion:
         )
         return {value: self.capture.size_of(value) for value in values if value in there}
 
+    def let_go(self, option: RegionOption) -> tuple[frozenset[str], frozenset[str]]:
+        """Find the outputs that a backward by an option does not read, and one that went lean."""
+        droppable = self.executable(option).low_memory_plan is not None
+        return (
+            self._of.let_go(option, droppable=droppable),
+            self._of.let_go(self.lean, droppable=False),
+        )
+
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> RecordedCall:
         """Note a call of a recorded step by an option."""
         inputs, released_outputs = self.inputs(tensors), {}
@@ -101,11 +109,7 @@ class CapturedRegion:
         present, input_bytes = gradients_present(tensors), sum(inputs.values())
         size_of, incoming = self.capture.size_of, self._of.incoming_bytes
         let_go, lean_let_go = (
-            {value: size_of(value) for value in values}
-            for values in (
-                self._of.let_go(option, droppable=droppable),
-                self._of.let_go(self.lean, droppable=False),
-            )
+            {value: size_of(value) for value in values} for values in self.let_go(option)
         )
         return RecordedCall(
             self.kind, incoming, option, self.lean, present, released_outputs, input_bytes,

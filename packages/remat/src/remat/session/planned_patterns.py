@@ -66,6 +66,19 @@ class PlannedPattern:
         others[call] = replace(taken, backward_bytes=taken.peak_bytes + more_bytes)
         return peak_of(self.record.moments, others)
 
+    def peak_with_held(self, call: int, own_bytes: int, bytes_then: int) -> int:
+        """Predict the peak from a call's forward to its backward with so much of it held besides.
+
+        It may be held at any time before the backward; then other outputs are, too.
+        """
+        most = 0
+        for moment in self.record.moments:
+            more = bytes_then if moment.running == (call, "backward") else 0
+            if moment.running is None and any(live == call for live, _ in moment.live):
+                more = own_bytes
+            most = max(most, peak_of([moment], self.options) + more) if more else most
+        return most
+
     def held_with(self, half: str, stored: Sequence[int]) -> int:
         """Bound what the code between regions holds where the first calls are of other sizes.
 
@@ -121,6 +134,19 @@ class PlannedPatterns:
         if call >= len(followed.options):
             return followed.plan.predicted_peak_bytes + more_bytes
         return followed.peak_with_more(call, more_bytes)
+
+    def peak_with_held(self, pattern: tuple[int, ...], call: int, held: tuple[int, int]) -> int:
+        """Predict the same where the backward of a call begins while outputs are `held`, in bytes.
+
+        They are its own, and those of calls whose backward is over. If none are that were not when
+        the step was planned, or calls of this pattern were not, it is nothing.
+        """
+        followed = self._followed
+        if followed is None or followed.record.pattern[: len(pattern)] != pattern:
+            return 0
+        before = followed.record.held_on[call] if followed.record.held_on else held
+        own, others = (max(0, now - then) for now, then in zip(held, before, strict=True))
+        return followed.peak_with_held(call, own, own + others) if own + others else 0
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""

@@ -40,7 +40,8 @@ class RecordedCall:
     new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
     not hold between its halves, by value; all that are no parameters take `given_bytes`. `let_go`
     are those of outputs that its backward does not read, `lean_let_go` if it went on as lean; which
-    are `gone` when its backward begins is seen then. The kind is `held` as long as the record is.
+    are `gone` when its backward begins is seen then, and how many bytes of outputs are `held_on`:
+    of its own, and of calls whose backward is over. The kind is `held` as long as the record is.
     """
 
     kind: int
@@ -53,6 +54,7 @@ class RecordedCall:
     let_go: dict[str, int] = field(default_factory=dict)
     lean_let_go: dict[str, int] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+    held_on: tuple[int, int] = (0, 0)
     held: object = None
 
 
@@ -68,7 +70,7 @@ class Recorded:
     when it first runs counts, or tensors were copied that may not change. `certain` are moments
     that hold for any schedules of the calls, of which a bound is made. `was_read` says that an
     output that its call does not make was read before the backward was over. The kinds are `held`,
-    so that their numbers stay known.
+    so that their numbers stay known. `held_on` is that of each call.
     """
 
     pattern: tuple[int, ...]
@@ -80,6 +82,7 @@ class Recorded:
     certain: tuple[TimeStep, ...] = ()
     was_read: bool = False
     held: tuple[object, ...] = field(default=(), repr=False)
+    held_on: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(
@@ -106,6 +109,7 @@ class Recorded:
             tuple(_moments_of(calls, marks, certain=True)),
             was_read,
             tuple(call.held for call in calls),
+            tuple(call.held_on for call in calls),
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:

@@ -15,7 +15,7 @@ from remat.planning.settings import Settings
 from remat.planning.solving import KNOWN_SCHEDULE
 from remat.planning.task import RunnablePlan
 from remat.session.backwards import before_backward, within_backward
-from remat.session.calls import Call
+from remat.session.calls import Call, HandedOut
 from remat.session.deferring import OutputUses
 from remat.session.judge import Judge
 from remat.session.kinds import CapturedRegion
@@ -68,6 +68,7 @@ class StepState:
         self.done = self._blocked = 0
         self.calls: list[tuple[CapturedRegion, RegionOption]] = []
         self.noted: list[RecordedCall] = []
+        self.handed_on: list[HandedOut] = []  # of calls whose backward is over
         self.hooked = Counter[int]()
         self.live: weakref.WeakSet[Call] = weakref.WeakSet()
         self.is_provisional = self._next_is_provisional = False
@@ -118,7 +119,7 @@ class StepState:
 
     def forget_calls(self) -> None:
         """Begin the list of the calls of a step."""
-        self.calls, self.noted, self._awaited = [], [], []
+        self.calls, self.noted, self.handed_on, self._awaited = [], [], [], []
         self.hooked = Counter()
         self.outputs.clear()
         self.is_new = self.is_odd = self.overlaps = False

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from remat.session.calls import Call, HandedOut, NewGradients
+from remat.session.calls import Call, NewGradients
 from remat.session.judge import Judge
 from remat.session.recording import StepRecording
 from remat_graph.torch import Mark
@@ -42,12 +42,13 @@ class StepBound:
         budget = self._judge.known_budget()
         if budget is None:
             return
-        kept = [(call.kept_bytes, call.handed) for call in open_calls if call is not own]
-        kept.append((needed, own.handed if own is not None else HandedOut()))
+        others = [call for call in open_calls if call is not own]
         gradients = self._gradients.values()
-        at_most = sum(size for size, _ in kept) + sum(size for _, size in gradients)
+        at_most = sum(call.kept_bytes for call in others) + needed
+        at_most += sum(size for _, size in gradients)
         if at_most > max(budget, self._most):
-            at_least = sum(size - handed.gone_bytes for size, handed in kept)
+            at_least = sum(call.kept_bytes - call.handed.gone_bytes() for call in others)
+            at_least += needed if own is None else needed - own.handed.gone_bytes(own.let_go)
             at_least += sum(size for parameter, size in gradients if _has(parameter(), size))
             self._most = max(self._most, at_least if at_least > budget else 0)
         if own is not None and self._most > self._told:
@@ -63,7 +64,7 @@ class StepBound:
         if self._before_record is None:
             self._recording.mark(_FIRST_BACKWARD)
             self._before_record = sum(
-                call.kept_bytes - call.handed.gone_bytes
+                call.kept_bytes - call.handed.gone_bytes()
                 for call in open_calls
                 if call.position < self._recorded_from
             )

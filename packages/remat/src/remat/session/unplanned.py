@@ -32,12 +32,20 @@ _CAME = (
 )
 
 
+_HELD = (
+    "outputs of regions are held in the backward, {:,} bytes in all, of which not as many were in "
+    "the step by which it was planned, so that this step may take more than the budget of {:,}. "
+    "Its gradients are right; let go of them before the backward, or hold them in the first steps"
+)
+
+
 class Unplanned:
     """Tells of what calls of the step under way take that is in no plan."""
 
     def __init__(self, step: StepState, settings: Settings) -> None:
         self._step, self._settings = step, settings
         self._told_of_staying: int | None = None
+        self._told_of_holding: int | None = None
 
     @functools.cached_property
     def _knows_other_peaks(self) -> bool:
@@ -71,6 +79,30 @@ class Unplanned:
         if self._knows_other_peaks and not executable.capture.missing <= missing:
             peak: int = executable.peak_without(missing)  # type: ignore[attr-defined]
             self._tell(call, _CAME, max(0, peak - executable.peak_bytes), call.position)
+
+    def see_held(self, call: Call, released_outputs: frozenset[int]) -> None:
+        """See which outputs are held where a backward begins, and whether there is room for them.
+
+        It is known which of its own are `released_outputs`: the backward itself may hold some.
+
+        Warns:
+            BudgetWarning: if there may be none.
+        """
+        step, at, program = self._step, call.position, call.executable.capture.program
+        released = [program.handed[position] for position in released_outputs]
+        own = call.handed.held_bytes(
+            {program.storage[name] for name in released if name in program.storage}
+        )
+        held = own, sum(handed.held_bytes() for handed in step.handed_on)
+        if call.noted is not None:
+            call.noted.gone, call.noted.held_on = call.handed.gone, held
+        plan = None if step.patterns.off_plan else step.patterns.plan
+        if plan is None or self._told_of_holding == step.done or step.recording.is_running:
+            return
+        peak = step.patterns.peak_with_held(step.pattern, at, held) if any(held) else 0
+        if peak + plan.set_aside_bytes > plan.budget_bytes:
+            self._told_of_holding, step.patterns.record_next = step.done, True
+            warnings.warn(_HELD.format(sum(held), plan.budget_bytes), BudgetWarning, stacklevel=3)
 
     def exceeded_if_staying(self) -> int | None:
         """Give the budget, once, if the step may have taken more where gradients stayed."""
