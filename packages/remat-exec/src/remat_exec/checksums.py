@@ -30,7 +30,7 @@ _BLOCK = 1 << 20  # bytes that are copied at a time, of what lies in pieces
 _TYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 _HOOKS = "saved through hooks"
-_OR_BY_HOOKS = ", or came back with other bits from saved-tensor hooks, which were there"
+_OR_BY_HOOKS = ", or saved-tensor hooks, which were active, gave it back with other bits"
 
 _Words = npt.NDArray[np.int64]
 

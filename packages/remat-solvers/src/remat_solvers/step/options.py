@@ -47,9 +47,10 @@ class RegionOption:
     `kept_bytes` is held between the halves: all that is alive while the op at the boundary runs,
     what the region returned included, less that op's workspace and less what it makes (the
     gradients that come in). `forward_bytes` is the most held at a step before it and
-    `backward_bytes` at one after it, what was kept and the incoming gradients included. `time` is
-    that of both halves. No schedule in the order of the graph that keeps no more, and peaks no
-    higher than the larger of the two, takes less than `lower_bound`; `None` if nothing is proved.
+    `backward_bytes` at one after it: the incoming gradients included, and what was kept, but for
+    what is freed right behind the boundary. `time` is that of both halves. No schedule in the order
+    of the graph that keeps no more, and peaks no higher than the larger of the two, takes less than
+    `lower_bound`; `None` if nothing is proved.
     """
 
     schedule: Schedule
@@ -195,8 +196,8 @@ def measure_option(
     kept = during[at] - op.workspace_bytes - incoming_bytes(graph)
     behind = [*takewhile(lambda step: isinstance(step, Free), steps[at + 1 :])]
     let_go = {step.value for step in behind if isinstance(step, Free)}.difference(op.outputs)
-    second = list(during[at + 1 + len(behind) :])
-    if second:
+    second = list(during[at + 1 + len(behind) :] or during[at + 1 :])
+    if at + 1 + len(behind) < len(steps):
         gone = sum(graph.value_by_name[value].size_bytes for value in let_go)
         second.append(kept - gone + incoming_bytes(graph))
     return RegionOption(

@@ -300,10 +300,7 @@ class _Search:
 
 
 def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionFront:
-    """Bound each half by what its ops need one by one, and the second by what was kept.
-
-    But for what only the code between the halves need hold.
-    """
+    """Bound each half by what its ops need one by one, and the second by what was kept for it."""
     need = while_running(wiring)
     middle = graph.boundary_index
     between, sizes = graph.ops[middle], graph.value_by_name

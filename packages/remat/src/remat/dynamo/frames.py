@@ -179,7 +179,7 @@ class _Frames:
         self._failures[code] += 1
         reason = getattr(result, "skip_reason", None)  # torch 2.11 gives none
         if reason == _SUPPRESSED:
-            reason = _last(counters["unimplemented"] - unsupported) or reason
+            reason = _ended_by(counters["unimplemented"] - unsupported) or reason
         if reason and reason != _NO_TENSORS:
             self._skipped(f"{_place(frame)} runs as it is: {reason}")
         return _AS_IT_IS
@@ -383,13 +383,14 @@ def _traced_elsewhere() -> bool:
         return not is_fx_symbolic_tracing()
 
 
-def _last(unsupported: Iterable[str]) -> str | None:
-    """Say what ended a frame: what breaks its graph, and whether that is in a loop."""
-    *_, reason = (None, *unsupported)
-    if reason is None:
+def _ended_by(unsupported: Iterable[str]) -> str | None:
+    """Say what ended a frame, if that is known: what breaks its graph, and if that is in a loop."""
+    found = list(unsupported)
+    found = [reason for reason in found if _IN_LOOP in reason] or found
+    if len(found) != 1:
         return None
-    what = first_lines(reason.partition(_AND)[0])
-    return f"a graph break in a loop: {what}" if _IN_LOOP in reason else what
+    what = first_lines(found[0].partition(_AND)[0])
+    return f"a graph break in a loop: {what}" if _IN_LOOP in found[0] else what
 
 
 def first_lines(reason: str) -> str:

@@ -38,9 +38,9 @@ __all__ = [
 
 CLOSE = 1e-6  # of a time, within which two are the same
 _KIND, _OLD_KIND = "plan", "step plan"
-# 4 counts outputs of several regions until the end of each backward, so that its moments hold less;
-# 3 has other hashes of outlines; 2 is as 3, without cuts.
-_VERSION, _READ, _OF_SEVERAL = 5, (2, 3, 4, 5), 5
+# 4 counts outputs of several regions to the end of each backward, and may write over outputs that
+# are let go of; 3 has other hashes of outlines; 2 is as 3, without cuts.
+_VERSION, _READ, _LETS_GO = 5, (2, 3, 4, 5), 5
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -180,11 +180,13 @@ def _read(data: bytes, body: type[Body], source: str) -> Body:
         read = msgspec.json.decode(bytes(envelope.body), type=body)
     except _DAMAGE as error:
         raise DocumentError(f"{source} is no plan, or a damaged one: {error}") from error
-    if read.moments and envelope.version < _OF_SEVERAL:
+    lets_go = isinstance(read, PlanBody) and any(kind.released_outputs for kind in read.kinds)
+    if (read.moments or lets_go) and envelope.version < _LETS_GO:
+        what = "of several regions" if read.moments else "that takes outputs to be let go of,"
         raise DocumentError(
-            f"{source} is a plan of several regions of schema version {envelope.version}, which "
-            f"counts their outputs in other ways; this remat reads those from version "
-            f"{_OF_SEVERAL} on. Plan again: leave plan= out, and save the plan that is made"
+            f"{source} is a plan {what} of schema version {envelope.version}, which counts outputs "
+            f"in other ways; this remat reads such plans from version {_LETS_GO} on. Plan again: "
+            f"leave plan= out, and save the plan that is made"
         )
     return read
 

@@ -46,15 +46,22 @@ class HandedOut:
         if all(ref.cdata != storage._cdata or ref.expired() for ref, *_ in self._storages):
             self._storages.append((_weak(storage), storage.nbytes(), value))
 
-    def gone_bytes(self, beside: Collection[str] = ()) -> int:
-        """Sum those that nobody holds any more, as far as that is known, `beside` some values."""
-        gone = (size for ref, size, v in self._storages if v not in beside and ref.expired())
+    def gone_bytes(self, without: Collection[str] = ()) -> int:
+        """Sum those that nobody holds any more, as far as that is known, `without` some values."""
+        gone = (size for ref, size, v in self._storages if v not in without and ref.expired())
         return self._unseen + sum(gone)
 
-    def held_bytes(self, beside: Collection[str] = ()) -> int:
-        """Sum those that are still held, `beside` some values."""
-        pairs = ((ref, size) for ref, size, value in self._storages if value not in beside)
-        return sum(size for ref, size in pairs if not ref.expired())
+    def held_bytes(self, without: Collection[str] = ()) -> int:
+        """Sum those that are still held, `without` some values."""
+        return sum(self.held(without).values())
+
+    def held(self, without: Collection[str] = ()) -> dict[str, int]:
+        """Give the bytes of those that are still held, by value, `without` some."""
+        return {
+            value: size
+            for ref, size, value in self._storages
+            if value not in without and not ref.expired()
+        }
 
     @property
     def gone(self) -> frozenset[str]:
@@ -131,6 +138,17 @@ class Call:
         if self.drop is not None:
             self.drop()
             self.option, self.let_go = self.lean, self.lean_let_go
+
+    def note_held(self, held_on: tuple[int, int], released: Collection[str]) -> None:
+        """Note for the record which outputs are there where the backward begins.
+
+        `held_on` are bytes, as a `RecordedCall` has them; `released` are the values of its own that
+        nobody holds, or only the backward itself.
+        """
+        if self.noted is not None:
+            self.noted.gone, self.noted.held_on = self.handed.gone, held_on
+            held = self.handed.held(released)
+            self.noted.held_outputs = {v: held[v] for v in held.keys() - self.noted.let_go.keys()}
 
     def end_watch(self) -> None:
         """Note whether what is watched was changed before the backward, which begins."""

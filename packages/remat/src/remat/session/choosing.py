@@ -78,19 +78,30 @@ def _refine(kinds: Sequence[RegionKind], choice: StepChoice, left: int) -> None:
 def _with_inputs(
     kind: RegionKind, record: Recorded, call: int, option: RegionOption
 ) -> RegionOption:
-    """Give an option with the inputs that it holds, and the one that was recorded did not."""
-    more = _held_anew(kind, record, call, option)
-    if not more:
+    """Give an option with the inputs that it holds, and the one that was recorded did not.
+
+    And with outputs that others hold in its backward, and the recorded one read.
+    """
+    inputs, outputs = _held_anew(kind, record, call, option)
+    if not (inputs or outputs):
         return option
-    kept, backward = option.kept_bytes + more, option.backward_bytes + more
+    kept, backward = option.kept_bytes + inputs, option.backward_bytes + inputs + outputs
     return replace(option, kept_bytes=kept, backward_bytes=backward)
 
 
-def _held_anew(kind: RegionKind, record: Recorded, call: int, option: RegionOption) -> int:
-    """Give the bytes of inputs that an option holds, and the one that was recorded did not."""
-    if not record.released_outputs[call]:
-        return 0
-    return record.held_anew(call, kind.held_inputs(option))
+def _held_anew(
+    kind: RegionKind, record: Recorded, call: int, option: RegionOption
+) -> tuple[int, int]:
+    """Give the bytes of inputs that an option holds, and the one that was recorded did not.
+
+    And those of outputs that others hold in its backward, and the recorded one read.
+    """
+    inputs = outputs = 0
+    if record.released_outputs[call]:
+        inputs = record.held_anew(call, kind.held_inputs(option))
+    if record.held_outputs and record.held_outputs[call]:
+        outputs = record.held_by_others(call, kind.let_go(option, droppable=False))
+    return inputs, outputs
 
 
 def moments_of(
@@ -101,7 +112,7 @@ def moments_of(
         _held_anew(kind, record, call, option)
         for call, (kind, option) in enumerate(zip(kinds, options, strict=True))
     ]
-    return record.moments_with(anew) if any(anew) else record.moments
+    return record.moments_with(anew) if any(map(any, anew)) else record.moments
 
 
 def peak_by(kinds: Sequence[RegionKind], record: Recorded, options: Sequence[RegionOption]) -> int:

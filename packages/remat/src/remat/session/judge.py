@@ -203,6 +203,8 @@ class Judge:
             if not record.provisional and not has_other_ranks():
                 ran_by.awaited = 0
             if ran_by.fits:
+                if record.peak_bytes <= ran_by.plan.budget_bytes:
+                    ran_by.see_held(record)
                 self.on_plan(ran_by.plan)
         try:
             new_pattern = self._plan_by(record, planned, origin, by_plan=ran_by is not None)

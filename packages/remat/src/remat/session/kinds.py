@@ -43,6 +43,9 @@ class CapturedRegion:
         self.capture = capture
         self._of = of
         self._executables: dict[tuple[RegionOption, RegionOption], Runnable] = {}
+        self._let_go: dict[
+            tuple[RegionOption, RegionOption], tuple[frozenset[str], frozenset[str]]
+        ] = {}
         self.changes = Changes(of.exposed(capture), changed)
         self.is_superseded = False
 
@@ -93,11 +96,14 @@ class CapturedRegion:
 
     def let_go(self, option: RegionOption) -> tuple[frozenset[str], frozenset[str]]:
         """Find the outputs that a backward by an option does not read, and one that went lean."""
-        droppable = self.executable(option).low_memory_plan is not None
-        return (
-            self._of.let_go(option, droppable=droppable),
-            self._of.let_go(self.lean, droppable=False),
-        )
+        lean = self.lean
+        if (option, lean) not in self._let_go:
+            droppable = self.executable(option).low_memory_plan is not None
+            self._let_go[option, lean] = (
+                self._of.let_go(option, droppable=droppable),
+                self._of.let_go(lean, droppable=False),
+            )
+        return self._let_go[option, lean]
 
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> RecordedCall:
         """Note a call of a recorded step by an option."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -66,18 +67,41 @@ class PlannedPattern:
         others[call] = replace(taken, backward_bytes=taken.peak_bytes + more_bytes)
         return peak_of(self.record.moments, others)
 
-    def peak_with_held(self, call: int, own_bytes: int, bytes_then: int) -> int:
-        """Predict the peak from a call's forward to its backward with so much of it held besides.
+    def peak_with_held(self, call: int, own_bytes: int, others_bytes: int) -> int:
+        """Predict the peak from a call's forward to its backward if more outputs are held.
 
-        It may be held at any time before the backward; then other outputs are, too.
+        So many bytes of its own, at any time of that; and of others in its backward.
         """
-        most = 0
+        waiting, backward = self._peaks.get(call, (0, 0))
+        beyond = max(0, (self.plan.measured_peak_bytes or 0) - self._predicted_peak_bytes)
+        beyond += self.plan.set_aside_bytes
+        return beyond + max(waiting + own_bytes, backward + own_bytes + others_bytes)
+
+    @functools.cached_property
+    def _predicted_peak_bytes(self) -> int:
+        return self.plan.predicted_peak_bytes
+
+    @functools.cached_property
+    def _peaks(self) -> dict[int, tuple[int, int]]:
+        """The peaks while code runs between the halves of each call, and in its backward."""
+        peaks: dict[int, tuple[int, int]] = {}
         for moment in self.record.moments:
-            more = bytes_then if moment.running == (call, "backward") else 0
-            if moment.running is None and any(live == call for live, _ in moment.live):
-                more = own_bytes
-            most = max(most, peak_of([moment], self.options) + more) if more else most
-        return most
+            peak = peak_of([moment], self.options)
+            if moment.running is None:
+                for call, _ in moment.live:
+                    waiting, backward = peaks.get(call, (0, 0))
+                    peaks[call] = max(waiting, peak), backward
+            elif moment.running[1] == "backward":
+                waiting, backward = peaks.get(moment.running[0], (0, 0))
+                peaks[moment.running[0]] = waiting, max(backward, peak)
+        return peaks
+
+    def see_held(self, record: Recorded) -> None:
+        """See which outputs a step by this plan held, that was within the budget."""
+        if record.pattern == self.record.pattern and self.record.held_on:
+            pairs = zip(self.record.held_on, record.held_on, strict=True)
+            held_on = tuple((max(a[0], b[0]), max(a[1], b[1])) for a, b in pairs)
+            self.record = replace(self.record, held_on=held_on)
 
     def held_with(self, half: str, stored: Sequence[int]) -> int:
         """Bound what the code between regions holds where the first calls are of other sizes.
@@ -138,15 +162,15 @@ class PlannedPatterns:
     def peak_with_held(self, pattern: tuple[int, ...], call: int, held: tuple[int, int]) -> int:
         """Predict the same where the backward of a call begins while outputs are `held`, in bytes.
 
-        They are its own, and those of calls whose backward is over. If none are that were not when
-        the step was planned, or calls of this pattern were not, it is nothing.
+        They are its own, and those of calls whose backward is over. It is 0 if no more is held than
+        when the step was planned, or if other calls were planned for.
         """
         followed = self._followed
         if followed is None or followed.record.pattern[: len(pattern)] != pattern:
             return 0
         before = followed.record.held_on[call] if followed.record.held_on else held
         own, others = (max(0, now - then) for now, then in zip(held, before, strict=True))
-        return followed.peak_with_held(call, own, own + others) if own + others else 0
+        return followed.peak_with_held(call, own, others) if own or others else 0
 
     def option_for(self, so_far: tuple[int, ...], kind: int) -> RegionOption | None:
         """Find the option for the next call, in a pattern that is known or part of one that is."""

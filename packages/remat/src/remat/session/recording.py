@@ -40,8 +40,9 @@ class RecordedCall:
     new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
     not hold between its halves, by value; all that are no parameters take `given_bytes`. `let_go`
     are those of outputs that its backward does not read, `lean_let_go` if it went on as lean; which
-    are `gone` when its backward begins is seen then, and how many bytes of outputs are `held_on`:
-    of its own, and of calls whose backward is over. The kind is `held` as long as the record is.
+    are `gone` is seen when its backward begins. So is what the code still holds: the sizes of
+    `held_outputs` among those that the backward reads, and in all the bytes `held_on` of its own
+    outputs, and of calls whose backward is over. The kind is `held` as long as the record is.
     """
 
     kind: int
@@ -54,6 +55,7 @@ class RecordedCall:
     let_go: dict[str, int] = field(default_factory=dict)
     lean_let_go: dict[str, int] = field(default_factory=dict)
     gone: frozenset[str] = frozenset()
+    held_outputs: dict[str, int] = field(default_factory=dict)
     held_on: tuple[int, int] = (0, 0)
     held: object = None
 
@@ -70,7 +72,7 @@ class Recorded:
     when it first runs counts, or tensors were copied that may not change. `certain` are moments
     that hold for any schedules of the calls, of which a bound is made. `was_read` says that an
     output that its call does not make was read before the backward was over. The kinds are `held`,
-    so that their numbers stay known. `held_on` is that of each call.
+    so that their numbers stay known. `held_on` and `held_outputs` are those of each call.
     """
 
     pattern: tuple[int, ...]
@@ -83,6 +85,7 @@ class Recorded:
     was_read: bool = False
     held: tuple[object, ...] = field(default=(), repr=False)
     held_on: tuple[tuple[int, int], ...] = ()
+    held_outputs: tuple[dict[str, int], ...] = ()
 
     @classmethod
     def of(
@@ -110,21 +113,33 @@ class Recorded:
             was_read,
             tuple(call.held for call in calls),
             tuple(call.held_on for call in calls),
+            tuple(call.held_outputs for call in calls),
         )
 
     def held_anew(self, call: int, inputs: frozenset[str]) -> int:
         """Sum the bytes of those of a call's inputs that it did not hold."""
         return sum(size for value, size in self.released_outputs[call].items() if value in inputs)
 
-    def moments_with(self, held_anew: Sequence[int]) -> tuple[TimeStep, ...]:
-        """Give the moments if each call holds so much more of its inputs between its halves."""
-        return tuple(
-            replace(
-                moment,
-                fixed_bytes=moment.fixed_bytes + sum(held_anew[c] for c in _holding(moment)),
-            )
-            for moment in self.moments
-        )
+    def held_by_others(self, call: int, let_go: frozenset[str]) -> int:
+        """Sum the bytes of outputs that the code holds, if the backward of a call reads them not.
+
+        They are those that it read in the record, where they counted as its own.
+        """
+        held = self.held_outputs[call] if self.held_outputs else {}
+        return sum(size for value, size in held.items() if value in let_go)
+
+    def moments_with(self, held: Sequence[tuple[int, int]]) -> tuple[TimeStep, ...]:
+        """Give the moments if each call holds so much more of its inputs between its halves.
+
+        And if, in its backward, others hold so much more of its outputs.
+        """
+        moments = []
+        for moment in self.moments:
+            more = sum(held[call][0] for call in _holding(moment))
+            if moment.running is not None and moment.running[1] == "backward":
+                more += held[moment.running[0]][1]
+            moments.append(replace(moment, fixed_bytes=moment.fixed_bytes + more))
+        return tuple(moments)
 
 
 class StepRecording:

@@ -149,7 +149,8 @@ class StepPlanner:
             raise refused from None
         self.forget_need(record.pattern)
         if has_other_ranks():
-            options = self._shared(record, options, room)
+            limit = _limit(record, room, budget - self.set_aside)
+            options = self._shared(record, options, limit)
         return self._planned(record, options, budget, origin)
 
     def _choose(
@@ -163,8 +164,7 @@ class StepPlanner:
         try:
             return choose_options(kinds, record, room)
         except BudgetTooSmall as error:
-            was_within = not record.provisional and record.peak_bytes <= most
-            if not was_within or error.smallest_bytes > most:
+            if not room < error.smallest_bytes <= _limit(record, room, most):
                 raise
             return choose_options(kinds, record, most)
 
@@ -240,8 +240,8 @@ class StepPlanner:
         options = [kind.front.options[at] for kind, at in zip(kinds, plan.chosen, strict=True)]
         self.set_aside = max(self.set_aside, plan.set_aside_bytes)
         budget = self.budget(record.pattern)
-        peak = self._peak(record, options)
-        if peak > self.take_room(budget):
+        peak, room = self._peak(record, options), self.take_room(budget)
+        if peak > _limit(record, room, budget - self.set_aside):
             logger.warning(
                 "%s takes %s bytes here, where the code between the regions holds up to %s, and "
                 "%s when it was made: over the budget of %s bytes, so the step is planned anew",
@@ -252,7 +252,7 @@ class StepPlanner:
         return self._planned(record, options, budget, origin)
 
     def _shared(
-        self, record: Recorded, options: list[RegionOption], room: int
+        self, record: Recorded, options: list[RegionOption], limit: int
     ) -> list[RegionOption]:
         """Take what the rank that first planned such a step chose, if it is as good here."""
         numbers = list(dict.fromkeys(record.pattern))
@@ -270,7 +270,7 @@ class StepPlanner:
             for choice in of_first_rank(asked, graphs, mine)
         ]
         times = [sum(option.time for option in each) for each in (theirs, options)]
-        fits = self._peak(record, theirs) <= room and times[0] <= MOST_TIMES * times[1]
+        fits = self._peak(record, theirs) <= limit and times[0] <= MOST_TIMES * times[1]
         return theirs if fits else options
 
     def _planned(
@@ -371,6 +371,11 @@ class StepPlanner:
 
     def _peak(self, record: Recorded, options: Sequence[RegionOption]) -> int:
         return peak_by(self._kinds_of(record), record, options)
+
+
+def _limit(record: Recorded, room: int, most: int) -> int:
+    """Give what a plan by a record may take: `most`, if that step was measured within it."""
+    return most if not record.provisional and record.peak_bytes <= most else room
 
 
 def _most_between(moments: Sequence[TimeStep]) -> int:

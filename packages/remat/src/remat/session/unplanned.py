@@ -33,9 +33,9 @@ _CAME = (
 
 
 _HELD = (
-    "outputs of regions are held in the backward, {:,} bytes in all, of which not as many were in "
-    "the step by which it was planned, so that this step may take more than the budget of {:,}. "
-    "Its gradients are right; let go of them before the backward, or hold them in the first steps"
+    "outputs of regions are held in the backward, {:,} bytes in all, more than in the step that "
+    "was planned by, so that this step may take more than the budget of {:,}. Its gradients are "
+    "right; let go of them before the backward, or hold them in the first steps"
 )
 
 
@@ -83,24 +83,26 @@ class Unplanned:
     def see_held(self, call: Call, released_outputs: frozenset[int]) -> None:
         """See which outputs are held where a backward begins, and whether there is room for them.
 
-        It is known which of its own are `released_outputs`: the backward itself may hold some.
+        `released_outputs` are the positions of those of its own that nobody holds, or only the
+        backward itself.
 
         Warns:
             BudgetWarning: if there may be none.
         """
         step, at, program = self._step, call.position, call.executable.capture.program
-        released = [program.handed[position] for position in released_outputs]
-        own = call.handed.held_bytes(
-            {program.storage[name] for name in released if name in program.storage}
-        )
+        names = [program.handed[position] for position in released_outputs]
+        released = {program.storage[name] for name in names if name in program.storage}
+        own = call.handed.held_bytes(released)
+        step.handed_on = [handed for handed in step.handed_on if handed.held_bytes()]
         held = own, sum(handed.held_bytes() for handed in step.handed_on)
         if call.noted is not None:
-            call.noted.gone, call.noted.held_on = call.handed.gone, held
+            call.note_held(held, released)
         plan = None if step.patterns.off_plan else step.patterns.plan
-        if plan is None or self._told_of_holding == step.done or step.recording.is_running:
+        if plan is None or not any(held) or step.recording.is_running:
             return
-        peak = step.patterns.peak_with_held(step.pattern, at, held) if any(held) else 0
-        if peak + plan.set_aside_bytes > plan.budget_bytes:
+        if self._told_of_holding == step.done:
+            return
+        if step.patterns.peak_with_held(step.pattern, at, held) > plan.budget_bytes:
             self._told_of_holding, step.patterns.record_next = step.done, True
             warnings.warn(_HELD.format(sum(held), plan.budget_bytes), BudgetWarning, stacklevel=3)
 
