@@ -12,6 +12,7 @@ import warnings
 import weakref
 
 from remat.errors import BudgetWarning
+from remat.planning.ranks import has_other_ranks
 from remat.planning.settings import Settings
 from remat.session.calls import Call
 from remat.session.region import Region
@@ -103,7 +104,8 @@ class Unplanned:
         if self._told_of_holding == step.done:
             return
         if step.patterns.peak_with_held(step.pattern, at, held) > plan.budget_bytes:
-            self._told_of_holding, step.patterns.record_next = step.done, True
+            self._told_of_holding = step.done
+            step.patterns.record_next |= not has_other_ranks()  # which would not plan with this one
             warnings.warn(_HELD.format(sum(held), plan.budget_bytes), BudgetWarning, stacklevel=3)
 
     def exceeded_if_staying(self) -> int | None:
