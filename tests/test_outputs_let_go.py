@@ -304,3 +304,32 @@ def test_what_fits_though_more_is_held_is_told_of_once():
     KEEPS.clear()
     assert max(peaks) <= budget
     assert sum(told) <= 1
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
+@pytest.mark.parametrize("budget", [0.7, 0.6])
+def test_an_output_that_is_held_for_the_first_time_stays_as_it_is(budget):
+    class Waves(nn.Module):
+        """One region: its backward makes several values again from an output that it read last."""
+
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.enter = nn.Linear(64, 256)
+
+        def forward(self, x):
+            hidden = self.enter(x)
+            waves = (hidden * 1.5).sin().mean() + (hidden * 2.5).cos().mean()
+            return (hidden - 0.5).square().mean() + waves, hidden
+
+    def total(returned):
+        return returned[0] + 1e-3 * returned[1].sum()
+
+    x = torch.randn(300, 64)
+    made = remat.rematerialize(Waves(), budget=budget, limit_seconds=1.0)
+    for _ in range(5):
+        total(made(x)).backward()
+    returned = made(x)
+    before = returned[1].detach().clone()
+    total(returned).backward()
+    assert torch.equal(returned[1], before)
