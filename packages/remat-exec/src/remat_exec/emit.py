@@ -215,8 +215,8 @@ class Writer:
         What the user was handed stays as it is: a plan only takes it to be let go of.
         """
         pairs = self.program.overwrites.get(op, ())
-        gone = freed_next(steps, position) if pairs else set[str]()
-        ending = [pair for pair in pairs if self.program.storage[pair[0]] in gone - self._handed]
+        gone = freed_next(steps, position) - self._handed if pairs else ()
+        ending = [pair for pair in pairs if self.program.storage[pair[0]] in gone]
         if not ending:
             return False
         call = self.program.calls[op]

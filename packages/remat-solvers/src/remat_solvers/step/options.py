@@ -14,9 +14,8 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 
-from remat_graph import Compute, Footprint, Free, Graph, Op, Schedule, leave_late, simulate
+from remat_graph import Compute, Footprint, Graph, Op, Schedule, freed_next, leave_late, simulate
 from remat_solvers.core.pareto import pareto_front
 from remat_solvers.core.problem import check_graph
 from remat_solvers.core.wiring import MOST_BYTES
@@ -194,17 +193,16 @@ def measure_option(
     steps, during = schedule.steps, timeline.during_bytes
     at = steps.index(Compute(op.name))
     kept = during[at] - op.workspace_bytes - incoming_bytes(graph)
-    behind = [*takewhile(lambda step: isinstance(step, Free), steps[at + 1 :])]
-    let_go = {step.value for step in behind if isinstance(step, Free)}.difference(op.outputs)
-    second = list(during[at + 1 + len(behind) :] or during[at + 1 :])
-    if at + 1 + len(behind) < len(steps):
-        gone = sum(graph.value_by_name[value].size_bytes for value in let_go)
-        second.append(kept - gone + incoming_bytes(graph))
+    freed, sizes = freed_next(steps, at), graph.value_by_name
+    gone = sum(sizes[value].size_bytes for value in freed.difference(op.outputs))
+    second = during[at + 1 + len(freed) :]
+    if second:
+        second = (*second, kept - gone + incoming_bytes(graph))
     return RegionOption(
         schedule=schedule,
         kept_bytes=kept,
         forward_bytes=max(during[:at], default=0),
-        backward_bytes=max(second, default=0),
+        backward_bytes=max(second or during[at + 1 :], default=0),
         time=timeline.time,
         lower_bound=lower_bound,
     )

@@ -11,10 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import takewhile
 from typing import Literal
 
-from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Step, Value
+from remat_graph import Compute, Free, Graph, Op, Schedule, Stage, Step, Value, freed_next
 from remat_solvers.step import TimeStep
 
 __all__ = ["WholeStep"]
@@ -145,11 +144,11 @@ def _steps_of(
     at = schedule.steps.index(Compute(graph.boundary))
     if half == "forward":
         return (), schedule.steps[:at]
-    made = graph.ops[graph.boundary_index].outputs
-    freed = [*takewhile(lambda step: isinstance(step, Free), schedule.steps[at + 1 :])]
-    let_go = [step for step in freed if isinstance(step, Free) and step.value not in made]
-    unused = [step for step in freed if step not in let_go]
-    return let_go, (schedule.steps[at], *unused, *schedule.steps[at + 1 + len(freed) :])
+    made, freed = graph.ops[graph.boundary_index].outputs, freed_next(schedule.steps, at)
+    let_go = [Free(value) for value in sorted(freed.difference(made))]
+    begins = at + 1 + len(freed)
+    unused = (step for step in schedule.steps[at:begins] if step not in let_go)
+    return let_go, (*unused, *schedule.steps[begins:])
 
 
 def _of_call(name: str, call: int) -> str:

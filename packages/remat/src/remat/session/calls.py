@@ -146,9 +146,11 @@ class Call:
         nobody holds, or only the backward itself.
         """
         if self.noted is not None:
-            self.noted.gone, self.noted.held_on = self.handed.gone, held_on
-            held = self.handed.held(released)
-            self.noted.held_outputs = {v: held[v] for v in held.keys() - self.noted.let_go.keys()}
+            size_of, gone = self.executable.capture.size_of, self.let_go & self.handed.gone
+            self.noted.let_go_bytes = sum(map(size_of, self.let_go))
+            self.noted.gone_bytes = sum(map(size_of, gone))
+            self.noted.held_outputs = self.handed.held({*released, *self.let_go})
+            self.noted.held_on = held_on
 
     def end_watch(self) -> None:
         """Note whether what is watched was changed before the backward, which begins."""

@@ -108,19 +108,15 @@ class CapturedRegion:
     def noted(self, option: RegionOption, tensors: Sequence[torch.Tensor]) -> RecordedCall:
         """Note a call of a recorded step by an option."""
         inputs, released_outputs = self.inputs(tensors), {}
-        droppable = self.executable(option).low_memory_plan is not None
         if not self.capture.missing:  # else all are held for the gradients that may come
+            droppable = self.executable(option).low_memory_plan is not None
             held = self._of.held_inputs(option, droppable=droppable)
             released_outputs = {value: size for value, size in inputs.items() if value not in held}
         present, input_bytes = gradients_present(tensors), sum(inputs.values())
-        size_of, incoming = self.capture.size_of, self._of.incoming_bytes
-        let_go, lean_let_go = (
-            {value: size_of(value) for value in values} for values in self.let_go(option)
-        )
+        incoming = self._of.incoming_bytes
         return RecordedCall(
-            self.kind, incoming, option, self.lean, present, released_outputs, input_bytes,
-            let_go, lean_let_go, held=self._of,
-        )  # fmt: skip
+            self.kind, incoming, option, self.lean, present, released_outputs, input_bytes, self._of
+        )
 
 
 @dataclass(eq=False)

@@ -85,7 +85,7 @@ class PlannedPattern:
     def _peaks(self) -> dict[int, tuple[int, int]]:
         """The peaks while code runs between the halves of each call, and in its backward."""
         peaks: dict[int, tuple[int, int]] = {}
-        for moment in self.record.moments:
+        for moment in self.plan.moments:
             peak = peak_of([moment], self.options)
             if moment.running is None:
                 for call, _ in moment.live:

@@ -38,11 +38,13 @@ class RecordedCall:
     `lean` is the one by which it went on if it gave memory back before its backward. `present` are
     the sizes of gradients that were there before, by parameter: in a step without them they are
     new, so plans are made as if they were. `released_outputs` are the sizes of inputs that it did
-    not hold between its halves, by value; all that are no parameters take `given_bytes`. `let_go`
-    are those of outputs that its backward does not read, `lean_let_go` if it went on as lean; which
-    are `gone` is seen when its backward begins. So is what the code still holds: the sizes of
-    `held_outputs` among those that the backward reads, and in all the bytes `held_on` of its own
-    outputs, and of calls whose backward is over. The kind is `held` as long as the record is.
+    not hold between its halves, by value; all that are no parameters take `given_bytes`. The kind
+    is `held` as long as the record is.
+
+    The others are seen when its backward begins. Outputs that this does not read have
+    `let_go_bytes`, of which `gone_bytes` nobody holds. Of those that it reads the code holds
+    `held_outputs`, by value; `held_on` are the bytes that it holds of all outputs of the call, and
+    of calls whose backward is over.
     """
 
     kind: int
@@ -52,12 +54,11 @@ class RecordedCall:
     present: dict[int, int]
     released_outputs: dict[str, int]
     given_bytes: int
-    let_go: dict[str, int] = field(default_factory=dict)
-    lean_let_go: dict[str, int] = field(default_factory=dict)
-    gone: frozenset[str] = frozenset()
+    held: object = None
+    let_go_bytes: int = 0
+    gone_bytes: int = 0
     held_outputs: dict[str, int] = field(default_factory=dict)
     held_on: tuple[int, int] = (0, 0)
-    held: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +322,6 @@ def _moments_of(
     others seem to hold less than nothing, so that a moment says too much, it is left out.
     """
     live: dict[int, RegionOption] = {}
-    lean: set[int] = set()
     present: dict[int, int] = {}
 
     def moments(held: int, more: int = 0, running: Any = None) -> Iterator[TimeStep]:
@@ -344,8 +344,7 @@ def _moments_of(
             live[call] = option
         elif kind == "backward" and call in live:
             option, of = live.pop(call), calls[call]
-            let_go = of.lean_let_go if call in lean else of.let_go
-            gone = sum(size for v, size in let_go.items() if v in of.gone or not certain)
+            gone = of.gone_bytes if certain else of.let_go_bytes
             held = before.held_bytes - (option.kept_bytes - gone) - of.incoming_bytes
             more = max(0, after.peak_bytes - held - option.backward_bytes)
             yield from moments(held, more, (call, "backward"))
@@ -354,5 +353,4 @@ def _moments_of(
                 present.update(calls[call].present)
             elif kind == "lean" and call in live:
                 live[call] = calls[call].lean
-                lean.add(call)
             yield from moments(after.peak_bytes)
