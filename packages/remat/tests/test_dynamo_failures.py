@@ -7,7 +7,7 @@ from torch._dynamo import guards
 from torch._dynamo.exc import InternalTorchDynamoError, TorchRuntimeError
 
 import remat
-from remat.dynamo.frames import _failure
+from remat.dynamo.reasons import failure
 
 
 class Scaled(nn.Linear):
@@ -41,7 +41,7 @@ def test_a_guard_that_cannot_be_made(monkeypatch, capfd):
     ],
 )  # fmt: skip
 def test_a_failure_is_told_as_one_of_torch_dynamo(error, told):
-    assert _failure(error) == told
+    assert failure(error) == told
 
 
 def test_what_breaks_a_loop_is_named():
@@ -51,8 +51,8 @@ def test_what_breaks_a_loop_is_named():
             self.layers = nn.ModuleList(nn.Linear(16, 16) for _ in range(2))
 
         def forward(self, x):
-            for layer in self.layers:
-                x = torch.tanh(layer(x))
+            for at in range(2):
+                x = torch.tanh(self.layers[at](x))
                 torch._dynamo.graph_break()
             return x
 

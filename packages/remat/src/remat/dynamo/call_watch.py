@@ -17,8 +17,8 @@ from torch._dynamo.callback import callback_handler
 from torch._dynamo.eval_frame import innermost_backend
 from torch._dynamo.utils import counters
 
-from remat.dynamo.frames import first_lines
 from remat.dynamo.graphs import frame_of_call
+from remat.dynamo.reasons import first_lines
 from remat_graph.torch import draws_otherwise
 
 __all__ = ["watch_calls"]

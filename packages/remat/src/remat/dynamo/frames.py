@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import re
 import warnings
 import weakref
 from collections import Counter, defaultdict
@@ -48,10 +47,11 @@ from remat.dynamo.graphs import (
 from remat.dynamo.inner_gradients import TRACED
 from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
+from remat.dynamo.reasons import ended_by, failure, first_lines, is_in_loop
 from remat.errors import RematError
 from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
 
-__all__ = ["compile_frames", "first_lines"]
+__all__ = ["compile_frames"]
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,6 @@ _TRIES = 3
 _TRACED = "Detected that you are using FX to symbolically trace"
 _NO_TENSORS = "no tensor-related objects found in frame"
 _SUPPRESSED = "an error was suppressed during compilation"
-_IN_LOOP, _AND = "graph break in loop", "*** While handling this graph break"
 _KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own graph; torch 2.13
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
@@ -105,6 +104,7 @@ class _Frames:
         self.graphs: WeakSet[_Held] = WeakSet()
         self._failures: Counter[CodeType] = Counter()
         self._alone: set[CodeType] = set()  # what Dynamo fails to go on from, behind a break
+        self._in_loops: set[CodeType] = set()  # whose graphs break in one
         self._across = across
         self._goes_on = across.asked
         self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)
@@ -144,7 +144,12 @@ class _Frames:
             compile_lock,
             config.patch(self._settings | nested | of_frame),
             symbolic_math(),
-            patched(self._skipped, self._numbers, as_before=nested is ALONE),
+            patched(
+                self._skipped,
+                self._numbers,
+                as_before=nested is ALONE,
+                in_loops=code in self._in_loops,
+            ),
         ):
             before = self.code, self.name
             breaks, unsupported = (counters[k].copy() for k in ("graph_break", "unimplemented"))
@@ -159,7 +164,7 @@ class _Frames:
                 if nested is not ALONE:
                     return None
                 self._failures[code] += 1
-                self._skipped(f"{_place(frame)} runs as it is: {_failure(error)}")
+                self._skipped(f"{_place(frame)} runs as it is: {failure(error)}")
                 return _AS_IT_IS
             finally:
                 self.code, self.name = before
@@ -174,12 +179,17 @@ class _Frames:
                 self._tell(new)
             if result.guarded_code is not None or trace_rules.check(code):
                 return result
+        ended = list(counters["unimplemented"] - unsupported)
+        if code not in self._in_loops and any(map(is_in_loop, ended)):
+            self._in_loops.add(code)
+            self.met -= 1
+            return self._compiled(frame, rest, nested)
         # Dynamo would leave the code alone from now on, in every model, even if what failed was an
         # error of the user's: we count, for this model.
         self._failures[code] += 1
         reason = getattr(result, "skip_reason", None)  # torch 2.11 gives none
         if reason == _SUPPRESSED:
-            reason = _ended_by(counters["unimplemented"] - unsupported) or reason
+            reason = ended_by(ended) or reason
         if reason and reason != _NO_TENSORS:
             self._skipped(f"{_place(frame)} runs as it is: {reason}")
         return _AS_IT_IS
@@ -326,15 +336,6 @@ def compile_frames(
     return run
 
 
-def _failure(error: Exception) -> str:
-    first_line = next(iter(str(error).strip().splitlines()), "")
-    if isinstance(error, TorchRuntimeError):
-        return first_line
-    if isinstance(error, AssertionError):  # those of Dynamo's own say their kind
-        first_line = f"AssertionError: {first_line}"
-    return f"TorchDynamo fails to make a graph of it ({first_line.rstrip(': ')})"
-
-
 def _run_by(function: Any, model: torch.nn.Module | None) -> Iterator[Any]:
     """Yield functions that may have graphs when `function` is run."""
     yield function
@@ -381,20 +382,3 @@ def _traced_elsewhere() -> bool:
     """Wait for the end of what another thread traces: Dynamo takes it to be this one."""
     with process_lock:
         return not is_fx_symbolic_tracing()
-
-
-def _ended_by(unsupported: Iterable[str]) -> str | None:
-    """Say what ended a frame, if that is known: what breaks its graph, and if that is in a loop."""
-    found = list(unsupported)
-    found = [reason for reason in found if _IN_LOOP in reason] or found
-    if len(found) != 1:
-        return None
-    what = first_lines(found[0].partition(_AND)[0])
-    return f"a graph break in a loop: {what}" if _IN_LOOP in found[0] else what
-
-
-def first_lines(reason: str) -> str:
-    """Give what Dynamo says of a break: its kind and the explanation, without hints and links."""
-    kind, _, rest = reason.partition("\n")
-    explanation = re.split(r"\n  Hint:|\n\n", rest.partition("Explanation: ")[2])[0]
-    return " ".join(f"{kind}. {explanation}".split()) if explanation else kind

@@ -7,6 +7,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -38,6 +39,7 @@ from remat.dynamo.inner_gradients import (
     leave_out_leaves,
     note_switches,
 )
+from remat.dynamo.loops import go_on_in_loops, iterate_over_tuples
 from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
 from remat.dynamo.numpy_values import NumpyValues
 from remat.dynamo.ordered_dicts import break_at_own_items
@@ -55,6 +57,7 @@ _ITEM = "method_item"
 _OF_FUNCTION = "trace_backward_graph"  # of a custom `autograd.Function`
 _MADE_BEFORE = "_collect_all_grad_fns"  # of inputs, which a gradient may not come to
 _GO_ON = "should_compile_partial_graph", "_can_speculate_comprehension_nested"  # behind a break
+_IN_LOOP = "maybe_has_backedge"
 _QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
@@ -64,13 +67,15 @@ def patched(
     numbers: defaultdict[CodeId, CodeState],
     *,
     as_before: bool,
+    in_loops: bool,
 ) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
     `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
     another model of the same class, with other widths, would have them as symbols. `as_before`,
-    breaks end the graphs of all callers.
+    breaks end the graphs of all callers. `in_loops`, tracing goes on behind a break in a loop over
+    modules.
     """
     drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
@@ -117,13 +122,19 @@ def patched(
         changes += ((TensorVariable, _BACKWARD, break_at_backward),)
     if hasattr(torch_variables, _MADE_BEFORE) and not as_before:
         changes += ((torch_variables, _MADE_BEFORE, allow_made_before),)
+    frame, notes = symbolic_convert.InstructionTranslatorBase, list[Callable[[Any], Any]]()
+    if in_loops and hasattr(frame, _IN_LOOP):
+        changes += ((frame, _IN_LOOP, go_on_in_loops),)
+        notes.append(iterate_over_tuples)
     if not as_before:
         called = symbolic_convert.InliningInstructionTranslator
-        changes += ((symbolic_convert.InstructionTranslatorBase, "call_function", note_call),)
+        notes.append(note_call)
         changes += ((called, "__init__", share_what_is_told),)
         changes += tuple((called, name, go_on_only_in_calls) for name in _GO_ON)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
         changes += ((output_graph.OutputGraph, _CHECK_LEAVES, leave_out_leaves),)
+    if notes:
+        changes += ((frame, "call_function", lambda original: reduce(_applied, notes, original)),)
     before = [getattr(owner, name) for owner, name, _ in changes]
     try:
         for (owner, name, change), original in zip(changes, before, strict=True):
@@ -132,6 +143,10 @@ def patched(
     finally:
         for (owner, name, _), original in zip(changes, before, strict=True):
             setattr(owner, name, original)
+
+
+def _applied(original: Any, change: Callable[[Any], Any]) -> Any:
+    return change(original)
 
 
 def _log_later(original: Any) -> Any:

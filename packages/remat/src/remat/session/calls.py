@@ -172,6 +172,7 @@ class Call:
         held = max(0, backward.held_bytes + freed - before)
         return LossCost(max(0, backward.peak_bytes - before - held), held)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __del__(self) -> None:
         """Note that there was no backward, if there was none."""
         if self.changes is not None:
