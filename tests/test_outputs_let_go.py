@@ -89,7 +89,7 @@ def test_plan_files_of_before_are_refused_if_outputs_are_let_go_of(tmp_path):
     trained(alone, x, [], steps=3)
     for plan, what in ((made.plan, "of several regions"), (alone.plan, "to be let go of,")):
         assert plan.kinds[0].released_outputs or plan.moments
-        text = plan.encode().decode().replace('"version":5', '"version":4')
+        text = plan.encode().decode().replace('"version":6', '"version":4')
         (tmp_path / "plan.json").write_text(text)
         with pytest.raises(DocumentError, match=f"{what} of schema version 4"):
             remat.Plan.load(tmp_path / "plan.json")
@@ -100,9 +100,10 @@ def test_all_that_plain_takes_is_enough_where_nothing_can_be_computed_again():
         torch.manual_seed(0)
         layers = [nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 256), nn.GELU(), nn.Linear(256, 8)]
         model = nn.Sequential(*layers)
-        model[1].register_forward_hook(
-            lambda _, given, out: seen.append(float(out.detach().mean()))
-        )
+        for layer in model[:-1]:
+            layer.register_forward_hook(
+                lambda _, given, out: seen.append(float(out.detach().mean()))
+            )
         return model, torch.randn(300, 64)
 
     seen = []
@@ -110,7 +111,7 @@ def test_all_that_plain_takes_is_enough_where_nothing_can_be_computed_again():
     model, x = built()
     made = remat.rematerialize(model, (x,), budget=1.0, limit_seconds=1.0)
     assert trained(made, x, []) == expected
-    assert len(made.plan.calls) > 3  # a region for each layer: Dynamo leaves the loop over them
+    assert len(made.plan.calls) > 3  # a region for each layer
 
 
 def test_what_was_handed_out_stays_as_it_is_where_the_backward_computes_from_it():

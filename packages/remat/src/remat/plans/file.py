@@ -38,9 +38,9 @@ __all__ = [
 
 CLOSE = 1e-6  # of a time, within which two are the same
 _KIND, _OLD_KIND = "plan", "step plan"
-# 4 counts outputs of several regions to the end of each backward, and may write over outputs that
-# are let go of; 3 has other hashes of outlines; 2 is as 3, without cuts.
-_VERSION, _READ, _LETS_GO = 5, (2, 3, 4, 5), 5
+# 5 names no earlier graphs; 4 counts outputs of several regions to the end of each backward, and
+# may write over outputs that are let go of; 3 has other hashes of outlines; 2 is 3 without cuts.
+_VERSION, _READ, _LETS_GO = 6, (2, 3, 4, 5, 6), 5
 
 
 _Size = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -103,6 +103,7 @@ class PlanBody(msgspec.Struct, forbid_unknown_fields=True):
     origin: Origin
     whole_time: _Seconds | None = None
     cuts: tuple[tuple[str, _Outputs], ...] = ()
+    earlier: tuple[_Name, ...] = ()
 
 
 class _OutlineHead(msgspec.Struct):

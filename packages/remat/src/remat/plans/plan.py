@@ -75,6 +75,7 @@ class Plan:
     do not compile, `no_groups` says why all do, where groups were asked for; a plan that was read
     from a file has none of these. `whole_time` is that of computing
     everything once, and nothing in slices; `None` where nothing is, for then the graphs say it.
+    `earlier` are hashes of the outlines of graphs that were planned for before this one's came.
     """
 
     calls: tuple[tuple[str, int], ...]
@@ -98,6 +99,7 @@ class Plan:
     capture_seconds: float = 0.0
     # By a factory, the class has no value of what is not known before a plan is read.
     whole_time: float | None = field(default_factory=lambda: None)
+    earlier: tuple[str, ...] = ()
     source: str = field(default_factory=str)
     left_out: tuple[str, ...] = field(default=(), compare=False)
     no_groups: str | None = field(default=None, compare=False)

@@ -20,6 +20,7 @@ from remat.planning.region_slices import (
 )
 from remat.planning.settings import Settings
 from remat.planning.user_plan import UserPlan
+from remat.session.awaited_plan import outline_of
 from remat.session.kinds import RegionKind, deferred_by, plain_bytes
 from remat.session.near_kinds import Kinds, NearKind, OtherSizes, sizes_of
 from remat.session.step_kernels import StepKernels
@@ -71,7 +72,7 @@ class KindFinder:
         within the `budget`, or within that fraction of storing all of it while nothing is known.
 
         Raises:
-            PlanMismatch: in the first step, if it is none of the regions of that plan.
+            PlanMismatch: in the first step, if it is none of that plan, nor named in it as earlier.
         """
         if isinstance(capture, SizedCapture):
             found = self._as_nearby(name, capture, budget)
@@ -214,7 +215,7 @@ class KindFinder:
                     deferred=deferred_by(program),
                 )
                 return number, program
-        if position is not None:
+        if position is not None and outline_of(capture) not in self.user_plan.plan.earlier:
             raise self.user_plan.mismatch(position, name, capture)
         return None
 

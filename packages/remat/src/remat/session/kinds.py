@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from remat.planning.solving import have_same_ops
+from remat.plans.outlines import Outline
 from remat.plans.reads import read_by_backward
 from remat.session.changes import Changes, Exposed
 from remat.session.recording import RecordedCall, gradients_present
@@ -150,6 +151,12 @@ class RegionKind:
     _lean: dict[int | None, RegionOption] = field(default_factory=dict, repr=False)
     _alike: dict[RegionOption, RegionOption] = field(default_factory=dict, repr=False)
     _read: dict[int, tuple[Schedule, frozenset[str]]] = field(default_factory=dict, repr=False)
+
+    @functools.cached_property
+    def outline(self) -> str:
+        """The hash of the outline of its graph, as `outline_of` gives it of a capture."""
+        graph = self.front.graph if self.whole is None else self.whole
+        return Outline.of(graph.without_alternatives()).hash
 
     @functools.cached_property
     def in_slices(self) -> RegionKind | None:

@@ -11,9 +11,11 @@ import functools
 import weakref
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from remat.planning.region_slices import alone
+from remat.session.awaited_plan import MOST_EARLIER
 from remat.session.changes import Exposed
 from remat.session.kinds import RegionKind, deferred_by, plain_bytes
 from remat_exec import Ability, Executor, Runnable, abilities_of
@@ -213,6 +215,11 @@ class Kinds:
     def items(self) -> Iterable[tuple[int, RegionKind]]:
         """Give those with a number that are near no other, in order."""
         return self._kinds.items()
+
+    def outlines_beside(self, numbers: Iterable[int]) -> tuple[str, ...]:
+        """Give the hashes of the outlines of the first that were met, without some."""
+        others = (kind for number, kind in self._kinds.items() if number not in set(numbers))
+        return tuple(kind.outline for kind in islice(others, MOST_EARLIER) if kind.met)
 
     @property
     def next_number(self) -> int:

@@ -24,6 +24,7 @@ from remat.planning.infeasible import NotPlanned, warn_infeasible
 from remat.planning.planner import for_missing, is_for_too_few, make_plan
 from remat.planning.settings import Settings
 from remat.planning.task import RunnablePlan
+from remat.session.awaited_plan import AwaitedPlan
 from remat.session.deferring import (
     note_deferred,
     note_deferred_of_region,
@@ -85,6 +86,7 @@ class RegionPlanner:
         self._capture_region = get_capture(settings.capture)
         self._real_strides = RealStrides()  # what is estimated runs, too
         self._planned: list[RunnablePlan] = []
+        self._awaited = AwaitedPlan(settings.region_plan)
         self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
 
     @functools.cached_property
@@ -338,7 +340,7 @@ class RegionPlanner:
         if settings.budget.is_auto:
             settings = replace(settings, budget=self.auto.fix())
         plain_bytes = self._plain_bytes.setdefault(autocast_type(captured.program.device), {})
-        make = functools.partial(
+        make = self._awaited.planning(
             make_plan,
             region.graph,
             tuple(inputs),
@@ -355,7 +357,6 @@ class RegionPlanner:
                 for other in kin
                 if other.capture.released_outputs == captured.released_outputs
             ],
-            user_plan=None if self._planned else settings.region_plan,
             started=start,
         )
         try:

@@ -347,6 +347,7 @@ class StepPlanner:
             plain_peak_bytes=self.plain.peak_bytes or None,
             plain_basis=self.plain.basis,
             whole_time=once if of_others else None,
+            earlier=self.kinds.outlines_beside(numbers),
         )
         forwards = (
             m.fixed_bytes for m in record.moments if m.running and m.running[1] == "forward"
