@@ -197,6 +197,28 @@ def test_a_refined_front_has_the_fastest_within_the_box(graph, kept_share, peak_
         assert better.time <= option.time * (1 + 1e-9)
 
 
+def test_an_output_that_is_let_go_of_may_leave_no_room_to_spare():
+    """What is kept with it, and the gradient that comes in, are together above the lowest peak."""
+    back = Stage.BACKWARD
+    values = (
+        Value("x", 100), Value("a", 4), Value("b", 4), Value("y", 1000), Value("t", 1000),
+        Value("gb", 4), Value("g", 4),
+    )  # fmt: skip
+    ops = (
+        Op("fa", ("x",), ("a",), 1.0, 1500),
+        Op("fb", ("a",), ("b",), 1.0),
+        Op("fy", ("b",), ("y",), 1.0),
+        Op("loss", ("y",), ("t",), 0.0, 0, back, replayable=False),
+        Op("bb", ("t", "b"), ("gb",), 1.0, stage=back),
+        Op("ba", ("gb", "a"), ("g",), 1.0, stage=back),
+    )
+    graph = Graph(values, ops, frozenset({"x"}), frozenset({"g"}), "loss")
+    front = region_front(graph, points=4, limit_seconds=NO_LIMIT)
+    check(graph, front)
+    lowest = min(front.options, key=lambda option: option.peak_bytes)
+    assert lowest.peak_bytes < lowest.kept_bytes + 1000
+
+
 def test_nothing_but_the_ends_peaks_above_what_is_asked():
     graph = closed(gpt2(layers=1))
     everything = measure_option(graph, store_all(graph))

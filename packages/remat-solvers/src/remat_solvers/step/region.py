@@ -184,8 +184,10 @@ class _Search:
         front, lowest = self._lowest(front, 0)
         leanest = lowest
         if (more := lowest.kept_bytes - least_kept) > 0:
+            # Less than none where outputs are let go of at the boundary, which count as kept.
             spare = lowest.peak_bytes - lowest.kept_bytes - incoming_bytes(self.graph)
-            front, leanest = self._lowest(front, spare + more)
+            if spare + more > 0:
+                front, leanest = self._lowest(front, spare + more)
         levels = _spread(least_kept, everything.kept_bytes, _FINER * (points - 1) + 1)
         for done, level in enumerate(reversed(levels)):
             if not _is_closed(front, level, ANY_BYTES):
