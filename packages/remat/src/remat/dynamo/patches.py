@@ -24,6 +24,7 @@ from torch._dynamo.variables import (
     builtin,
     higher_order_ops,
     misc,
+    nn_module,
 )
 from torch._dynamo.variables import torch as torch_variables
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
@@ -32,6 +33,7 @@ from torch._logging._internal import log_state
 
 from remat.dynamo.bounded_deques import know_bound, write_within_bound
 from remat.dynamo.cached_draws import break_where_it_draws
+from remat.dynamo.custom_functions import break_without_zeros
 from remat.dynamo.drawn_numbers import DrawnNumbers
 from remat.dynamo.inner_gradients import (
     allow_made_before,
@@ -39,6 +41,7 @@ from remat.dynamo.inner_gradients import (
     leave_out_leaves,
     note_switches,
 )
+from remat.dynamo.lazy_modules import break_at_first_call
 from remat.dynamo.loops import go_on_in_loops, iterate_over_tuples
 from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
 from remat.dynamo.numpy_values import NumpyValues
@@ -93,6 +96,7 @@ def patched(
         (UserDefinedClassVariable, "call_method", break_at_own_items),
         (misc.SuperVariable, "call_method", break_at_own_items),
         *breaks_at_own_methods(),
+        (nn_module, "initialize_lazy_module", break_at_first_call),
         (WrapperUserFunctionVariable, "call_function", break_where_it_draws),
         (misc.NumpyVariable, "call_function", of_numpy.call),
         (
@@ -116,6 +120,7 @@ def patched(
     if hasattr(higher_order_ops.AutogradFunctionApplyVariable, _OF_FUNCTION):
         of_function = higher_order_ops.AutogradFunctionApplyVariable
         changes += ((of_function, _OF_FUNCTION, note_switches),)
+        changes += ((of_function, "trace_forward_graph", break_without_zeros),)
     if hasattr(TensorVariable, _ITEM):
         changes += ((TensorVariable, _ITEM, ReadNumbers().read),)
     if hasattr(TensorVariable, _BACKWARD):

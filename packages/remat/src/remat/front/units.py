@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from remat.errors import RematError
+from remat.front.dispatch_modes import is_beneath_a_mode
 from remat.refusals import refuse_checkpointed, refuse_transforms
 
 __all__ = [
@@ -161,9 +162,10 @@ class RegionForward:
             RematError: if it is called within a transform of `torch.func` or a checkpoint.
         """
         refuse_checkpointed(type(self._module).__name__)
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            refuse_transforms()
+        if not torch.is_grad_enabled() or is_beneath_a_mode():
             return type(self._module).forward(self._module, *args, **kwargs)
-        refuse_transforms()
         return self._owner.run_region(self._module, args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RegionForward:

@@ -19,6 +19,7 @@ from remat.dynamo import Across
 from remat.errors import RematError
 from remat.front.bound import Bound, bind_to_copy
 from remat.front.classes import Classes
+from remat.front.dispatch_modes import is_beneath_a_mode
 from remat.front.hooks import Hooks, global_hooks
 from remat.front.machine import Machine, new_machine
 from remat.front.uncalled import FirstCall
@@ -300,12 +301,13 @@ class RematForward:
         """Run the forward of the module, by a plan if gradients are on."""
         if self.bound is not None:
             self.bound.follow()
-        if not torch.is_grad_enabled():
+        if torch.is_grad_enabled():
+            refuse_transforms()
+            refuse_checkpointed(type(self._module).__name__)
+        if not torch.is_grad_enabled() or is_beneath_a_mode():
             for sessions, _ in list(self.__dict__.get("_machines", {}).values()):
                 sessions.rest()
             return self.original_forward(*args, **kwargs)
-        refuse_transforms()
-        refuse_checkpointed(type(self._module).__name__)
         sessions, compiled = self._machine
         run = self.original_forward
         if not self._by_regions:
