@@ -3,7 +3,9 @@
 So an `nn.Sequential` with a hook in one layer would be as many graphs as it has layers, and what a
 forward does outside such a loop would be in none. Where a loop is over modules, tracing goes on
 behind the break with what is left of the loop. For that its iterator is one over a tuple, which
-Dynamo can hand over. A loop of another kind stays as it is: Dynamo would trace each turn anew.
+Dynamo can hand over. So it does where a loop is over their positions or names, and the break in one
+of a list or dict of modules. A loop of another kind stays as it is: each turn may run the same
+code, and would be traced anew.
 """
 
 from __future__ import annotations
@@ -11,8 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch._dynamo.exc import ObservedUserStopIteration, handle_observed_exception
 from torch._dynamo.variables import (
+    ConstantVariable,
     IteratorVariable,
     NNModuleVariable,
     UnspecializedNNModuleVariable,
@@ -23,6 +27,7 @@ from torch._dynamo.variables.iter import DictViewIterator
 from torch._dynamo.variables.lists import (
     BaseListVariable,
     ListIteratorVariable,
+    RangeIteratorVariable,
     TupleIteratorVariable,
 )
 
@@ -31,7 +36,8 @@ __all__ = ["go_on_in_loops", "iterate_over_tuples"]
 _MODULES = NNModuleVariable, UnspecializedNNModuleVariable
 _ITERATORS = IteratorVariable, LocalGeneratorObjectVariable
 _MAKERS = frozenset({"zip", "enumerate"})
-_MADE = "remat_made"
+_MADE, _CALLED = "remat_made", "remat_last_called"
+_LISTS = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
 _MOST = 64  # turns that are left: what goes on behind a break is called by what came before
 _RETURNS = "RETURN_VALUE", "RETURN_CONST"
 _GET, _FOR, _BRANCH = "GET_ITER", "FOR_ITER", "JUMP"
@@ -47,6 +53,7 @@ def iterate_over_tuples(original: Any) -> Any:
     def call_function(self: Any, called: Any, args: Any, named: Any) -> None:
         made = getattr(self, _MADE, None)
         setattr(self, _MADE, None)
+        setattr(self, _CALLED, called)
         original(self, called, args, named)
         if self.current_instruction.opname == _GET:
             found = self.stack[-1].realize()
@@ -87,7 +94,8 @@ def _can_go_on(frame: Any) -> bool:
         return False
     found = [each.realize() for each in frame.stack]
     loops = [each for each in found if isinstance(each, _ITERATORS)]
-    return len(loops) == len(starts) and all(map(_is_over_modules, loops))
+    positions = _calls_an_item(frame)
+    return len(loops) == len(starts) and all(_is_over(loop, positions) for loop in loops)
 
 
 def _starts(frame: Any) -> dict[int, Any]:
@@ -102,11 +110,23 @@ def _starts(frame: Any) -> dict[int, Any]:
     return starts
 
 
-def _is_over_modules(loop: Any) -> bool:
+def _is_over(loop: Any, positions: bool) -> bool:
+    """Whether a loop is over modules that are known, or over `positions` of such, and has few."""
+    if isinstance(loop, RangeIteratorVariable):
+        return positions and loop.len <= _MOST
     if not isinstance(loop, ListIteratorVariable) or loop.is_exhausted:
         return False
     left = loop.items[loop.index :]
-    return len(left) <= _MOST and all(map(_holds, left))
+    of_range = positions and all(isinstance(each, ConstantVariable) for each in left)
+    return len(left) <= _MOST and (of_range or all(map(_holds, left)))
+
+
+def _calls_an_item(frame: Any) -> bool:
+    """Whether what a frame calls is in a list of modules, or a dict, of a module that it has."""
+    called = getattr(getattr(frame, _CALLED, None), "value", None)
+    owners = [each for each in frame.f_locals.values() if isinstance(each, torch.nn.Module)]
+    lists = (part for owner in owners for part in owner.modules() if isinstance(part, _LISTS))
+    return any(each is called for part in lists for each in part.children())
 
 
 def _holds(variable: Any) -> bool:
