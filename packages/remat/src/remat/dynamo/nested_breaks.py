@@ -25,7 +25,6 @@ __all__ = [
     "Across",
     "go_on_only_in_calls",
     "note_call",
-    "share_what_is_told",
 ]
 
 _HAS_IT = torch.__version__ >= "2.13"  # torch compares the parts
@@ -95,14 +94,3 @@ def _is_called(function: Any, called: Any) -> bool:
     if isinstance(called, _MODULES):
         return True
     return hasattr(called, "get_code") and called.get_code() is function.get_code()
-
-
-def share_what_is_told(original: Any) -> Any:
-    """Have a called frame tell with its callers: Dynamo runs `print` later for one alone."""
-
-    def init(self: Any, parent: Any, *rest: Any, **named: Any) -> None:
-        original(self, parent, *rest, **named)
-        if self.output.current_tracer.parent is None:
-            self.debug_locals = parent.debug_locals
-
-    return init

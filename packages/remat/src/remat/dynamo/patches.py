@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +15,7 @@ import torch
 from torch._dynamo import guards, output_graph, pgo, side_effects, symbolic_convert, trace_rules
 from torch._dynamo.exc import Unsupported
 from torch._dynamo.pgo import CodeId, CodeState
-from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
-    ConstantVariable,
     TensorVariable,
     builder,
     builtin,
@@ -43,11 +40,12 @@ from remat.dynamo.inner_gradients import (
 )
 from remat.dynamo.lazy_modules import break_at_first_call
 from remat.dynamo.loops import go_on_in_loops, iterate_over_tuples
-from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call, share_what_is_told
+from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call
 from remat.dynamo.numpy_values import NumpyValues
 from remat.dynamo.ordered_dicts import break_at_own_items
 from remat.dynamo.own_methods import breaks_at_own_methods
 from remat.dynamo.read_numbers import ReadNumbers
+from remat.dynamo.telling import log_later, share_what_is_told, warn_later
 
 __all__ = ["patched"]
 
@@ -61,7 +59,6 @@ _OF_FUNCTION = "trace_backward_graph"  # of a custom `autograd.Function`
 _MADE_BEFORE = "_collect_all_grad_fns"  # of inputs, which a gradient may not come to
 _GO_ON = "should_compile_partial_graph", "_can_speculate_comprehension_nested"  # behind a break
 _IN_LOOP = "maybe_has_backedge"
-_QUERIES = frozenset({"isEnabledFor", "getEffectiveLevel", "hasHandlers", "getChild"})
 
 
 @contextmanager
@@ -82,8 +79,8 @@ def patched(
     """
     drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
-        (misc.LoggingLoggerVariable, "call_method", _log_later),
-        (misc.DebuggingVariable, "call_function", _warn_later),
+        (misc.LoggingLoggerVariable, "call_method", log_later),
+        (misc.DebuggingVariable, "call_function", warn_later),
         (pgo, "get_code_state", lambda _: lambda: numbers),
         (trace_rules, "check", _trace_modules),
         (
@@ -131,10 +128,10 @@ def patched(
     if in_loops and hasattr(frame, _IN_LOOP):
         changes += ((frame, _IN_LOOP, go_on_in_loops),)
         notes.append(iterate_over_tuples)
+    called = symbolic_convert.InliningInstructionTranslator
+    changes += ((called, "__init__", share_what_is_told),)
     if not as_before:
-        called = symbolic_convert.InliningInstructionTranslator
         notes.append(note_call)
-        changes += ((called, "__init__", share_what_is_told),)
         changes += tuple((called, name, go_on_only_in_calls) for name in _GO_ON)
     if hasattr(output_graph.OutputGraph, _CHECK_LEAVES):
         changes += ((output_graph.OutputGraph, _CHECK_LEAVES, leave_out_leaves),)
@@ -152,50 +149,6 @@ def patched(
 
 def _applied(original: Any, change: Callable[[Any], Any]) -> Any:
     return change(original)
-
-
-def _log_later(original: Any) -> Any:
-    """Let a logger's methods run after the graph in which they are called, instead of breaking it.
-
-    Dynamo has this for `print`; for loggers it can only leave the call out, and lose the message.
-    """
-
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        method = getattr(self.value, name, None)
-        if not callable(method) or self.source is None:
-            return original(self, tx, name, args, kwargs)
-        level = getattr(logging, name.upper(), None)
-        if isinstance(level, int) and not self.value.isEnabledFor(level):
-            return ConstantVariable.create(None)
-        later = misc.DebuggingVariable(method, source=AttrSource(self.source, name))
-        if name in _QUERIES or kwargs or not later.can_reorder_logs(method, args, kwargs):
-            return original(self, tx, name, args, kwargs)
-        tx.debug_locals.append((later, list(args)))
-        return ConstantVariable.create(None)
-
-    return call_method
-
-
-def _warn_later(original: Any) -> Any:
-    """Let `print` and `warnings.warn` run later with whatever is known while compiling."""
-
-    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if self.value is warnings.warn:  # its category matters, its other arguments do not
-            args = [*args[:2], *(item for key, item in kwargs.items() if key == "category")]
-            kwargs = {}
-        can_run_later = [
-            self.can_reorder_logs(self.value, [a], {}) or _is_constant_or_guarded(a) for a in args
-        ]
-        if kwargs or not all(can_run_later):
-            return original(self, tx, args, kwargs)
-        tx.debug_locals.append((self, list(args)))
-        return ConstantVariable.create(None)
-
-    return call_function
-
-
-def _is_constant_or_guarded(variable: Any) -> bool:
-    return bool(variable.is_python_constant()) or variable.source is not None
 
 
 def _trace_modules(original: Any) -> Any:
