@@ -44,6 +44,7 @@ from remat.dynamo.graphs import (
     note_provenance,
     read_graph,
 )
+from remat.dynamo.growing_lists import GrowingLists
 from remat.dynamo.inner_gradients import TRACED
 from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
@@ -108,6 +109,7 @@ class _Frames:
         self._across = across
         self._goes_on = across.asked
         self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)
+        self._lists = GrowingLists()
         self._traced: dict[CodeType, tuple[int, int]] = {}
         self.calls = 0
         self.met = 0
@@ -147,6 +149,7 @@ class _Frames:
             patched(
                 self._skipped,
                 self._numbers,
+                self._lists,
                 as_before=nested is ALONE,
                 in_loops=code in self._in_loops,
             ),

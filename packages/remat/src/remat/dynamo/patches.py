@@ -32,6 +32,7 @@ from remat.dynamo.bounded_deques import know_bound, write_within_bound
 from remat.dynamo.cached_draws import break_where_it_draws
 from remat.dynamo.custom_functions import break_without_zeros
 from remat.dynamo.drawn_numbers import DrawnNumbers
+from remat.dynamo.growing_lists import GrowingLists
 from remat.dynamo.inner_gradients import (
     allow_made_before,
     break_at_backward,
@@ -65,6 +66,7 @@ _IN_LOOP = "maybe_has_backedge"
 def patched(
     report_break: Callable[[str], None],
     numbers: defaultdict[CodeId, CodeState],
+    lists: GrowingLists,
     *,
     as_before: bool,
     in_loops: bool,
@@ -73,7 +75,8 @@ def patched(
 
     `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
-    another model of the same class, with other widths, would have them as symbols. `as_before`,
+    another model of the same class, with other widths, would have them as symbols. `lists` are
+    those that were seen to grow. `as_before`,
     breaks end the graphs of all callers. `in_loops`, tracing goes on behind a break in a loop over
     modules.
     """
@@ -86,7 +89,7 @@ def patched(
         (
             builder.VariableBuilder,
             "_wrap",
-            lambda _wrap: of_numpy.wrap(drawn.draw(know_bound(_wrap))),
+            lambda _wrap: of_numpy.wrap(drawn.draw(know_bound(lists.wrap(_wrap)))),
         ),
         (side_effects.SideEffects, "codegen_update_mutated", write_within_bound),
         (UserDefinedDictVariable, "call_method", break_at_own_items),
