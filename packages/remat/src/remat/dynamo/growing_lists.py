@@ -15,6 +15,7 @@ from torch._dynamo.guards import GuardBuilder
 from torch._dynamo.source import AttrSource
 from torch._dynamo.variables import (
     ConstantVariable,
+    ConstDictVariable,
     ListVariable,
     TensorVariable,
     TupleVariable,
@@ -26,7 +27,7 @@ from torch._guards import Source
 __all__ = ["GrowingLists"]
 
 _TIMES = 2
-_APPEND = "append"
+_SEQUENCES = ListVariable, TupleVariable
 
 Place = tuple[CodeType, str]
 
@@ -65,7 +66,7 @@ class _AppendedTo(ListVariable):
     """A list whose items are not known; whoever asks for them has it traced as any other list."""
 
     def __init__(self, read: set[Place], place: Place, source: Source) -> None:
-        self._reads, self._place, self._append = read, place, AttrSource(source, _APPEND)
+        self._reads, self._place, self._appending = read, place, AttrSource(source, "append")
         super().__init__([], source=source)
 
     @property  # type: ignore[override]
@@ -82,22 +83,40 @@ class _AppendedTo(ListVariable):
     def items(self, _: Any) -> None: ...
 
     def call_method(self, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
-        """Append behind the graph what is there then; anything else asks for the items."""
-        is_outermost = tx.output.current_tracer.parent is None
-        if name != _APPEND or kwargs or len(args) != 1 or not (is_outermost and _is_there(args[0])):
+        """Append, or extend, as `+=` does, behind the graph; anything else asks for the items."""
+        if name == "append" and len(args) == 1 and not kwargs:
+            self._append(tx, args)
+        elif name == "extend" and len(args) == 1 and not kwargs:
+            self._append(tx, _items_of(args[0]))
+        else:
             return self.items
-        later = misc.DebuggingVariable(list.append, source=self._append)
-        tx.debug_locals.append((later, list(args)))
         return ConstantVariable.create(None)
+
+    def _append(self, tx: Any, items: Any) -> None:
+        """Append what is there behind the graph, as what is printed is printed there."""
+        is_within = tx.output.current_tracer.parent is not None
+        if items is None or is_within or not all(map(_is_there, items)):
+            self.items  # noqa: B018 - asks for them
+        later = misc.DebuggingVariable(list.append, source=self._appending)
+        tx.debug_locals += [(later, [item]) for item in items]
+
+
+def _items_of(other: Any) -> Any:
+    """Give the items of a list or tuple; `None` of anything else."""
+    other = other.realize()
+    return other.items if type(other) in _SEQUENCES else None
 
 
 def _is_there(item: Any) -> bool:
-    """Whether an item is a tensor, a constant, a tuple of such, or was there before.
+    """Whether an item is a tensor, a constant, was there before, or is made of such.
 
-    Of what is made in the forward, such as a dict, this would append another one.
+    What is made in the forward, such as a dict, is made behind the graph, once.
     """
     item = item.realize()
-    if isinstance(item, TupleVariable):
+    if isinstance(item, TensorVariable | ConstantVariable | SymNodeVariable):
+        return True
+    if item.source is not None:
+        return True
+    if type(item) in _SEQUENCES:
         return all(map(_is_there, item.items))
-    is_value = isinstance(item, TensorVariable | ConstantVariable | SymNodeVariable)
-    return is_value or item.source is not None
+    return type(item) is ConstDictVariable and all(map(_is_there, item.items.values()))
