@@ -1,8 +1,9 @@
-"""Lists that grow by each step: what hooks and forwards collect, and what they read of it."""
+"""What grows by each step: what hooks and forwards collect in lists, and count in globals."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,7 @@ import remat
 from remat.dynamo import frames
 
 WIDTH, STEPS = 32, 9
+calls, seen_by_name = 0, {"rows": 0}
 
 
 class Collecting(nn.Module):
@@ -238,3 +240,26 @@ def test_hooks_that_collect_into_one_list_are_traced_no_more(
         assert not names or at < 7
     assert plain(seen[0]) == plain(seen[1])
     assert len(seen[1]) == 3 * STEPS
+
+
+def in_globals(model: Collecting, x: Tensor) -> Tensor:
+    global calls  # noqa: PLW0603 - as scripts do
+    calls += 1
+    seen_by_name["rows"] += x.shape[0]
+    model.by_name["rows"].append((calls, seen_by_name["rows"]))
+    return x * (calls % 2)
+
+
+def test_what_is_counted_in_globals_is_traced_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = []
+    for model in pair(in_globals):
+        monkeypatch.setattr(sys.modules[__name__], "calls", 0)
+        monkeypatch.setitem(seen_by_name, "rows", 0)
+        steps = []
+        for at in range(STEPS):
+            with traced(monkeypatch) as names:
+                steps.append(step(model, at))
+            assert not names or at < 7
+        found.append((steps, calls, model.by_name["rows"]))
+    torch.testing.assert_close(*found, rtol=0, atol=0)
+    assert calls == STEPS

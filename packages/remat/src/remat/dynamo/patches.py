@@ -26,6 +26,7 @@ from torch._dynamo.variables import (
 from torch._dynamo.variables import torch as torch_variables
 from torch._dynamo.variables.functions import WrapperUserFunctionVariable
 from torch._dynamo.variables.user_defined import UserDefinedClassVariable, UserDefinedDictVariable
+from torch._guards import GuardSource
 from torch._logging._internal import log_state
 
 from remat.dynamo.bounded_deques import know_bound, write_within_bound
@@ -91,6 +92,7 @@ def patched(
             "_wrap",
             lambda _wrap: of_numpy.wrap(drawn.draw(know_bound(lists.wrap(_wrap)))),
         ),
+        (builder, "is_int_specialization_case", _let_globals_change),
         (side_effects.SideEffects, "codegen_update_mutated", write_within_bound),
         (UserDefinedDictVariable, "call_method", break_at_own_items),
         (UserDefinedClassVariable, "call_method", break_at_own_items),
@@ -152,6 +154,15 @@ def patched(
 
 def _applied(original: Any, change: Callable[[Any], Any]) -> Any:
     return change(original)
+
+
+def _let_globals_change(original: Any) -> Any:
+    """Let a number in a global variable be a symbol once it has changed, as one of a module."""
+
+    def is_special(value: Any, source: Any) -> bool:
+        return source.guard_source is not GuardSource.GLOBAL and original(value, source)
+
+    return is_special
 
 
 def _trace_modules(original: Any) -> Any:
