@@ -59,6 +59,8 @@ from remat_graph.torch.rewrites.passes import PassRun, check_passes
 from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Sliced, Summed, Whole
 from remat_graph.torch.tracing.aot import saves_through_hooks
 from remat_graph.torch.tracing.inner_gradients import computes_gradients
+from remat_graph.torch.tracing.kept_symbols import symbols_kept
+from remat_graph.torch.tracing.lstm_in_layers import lstms_of_any_length
 from remat_graph.torch.tracing.provenance import note, source_of
 from remat_graph.torch.tracing.restoring import copied, left_as_it_was, reachable, remember_state
 from remat_graph.torch.tracing.rnns import draws_otherwise
@@ -70,7 +72,6 @@ from remat_graph.torch.tracing.structure import (
     sharing,
     tensors_of_call,
 )
-from remat_graph.torch.tracing.symbolic_math import symbolic_math
 from remat_graph.torch.tracing.symbols import OtherSizes
 from remat_graph.torch.ways.cuts import Cut
 from remat_graph.torch.ways.slice_by_slice import SlicedBody
@@ -144,6 +145,7 @@ __all__ = [
     "kernels_there_alone",
     "left_as_it_was",
     "list_captures",
+    "lstms_of_any_length",
     "missing_compiler",
     "note",
     "operator_of",
@@ -168,7 +170,7 @@ __all__ = [
     "sharing",
     "source_of",
     "stretch_from",
-    "symbolic_math",
+    "symbols_kept",
     "tensor_at",
     "tensors_of_call",
     "trace_sizes",

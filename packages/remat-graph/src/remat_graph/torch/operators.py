@@ -21,6 +21,7 @@ from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy_over,
     workspace_bytes,
 )
+from remat_graph.torch.kernels.lstm import lstm_layer, lstm_layer_backward
 from remat_graph.torch.kernels.masked_writes import (
     gradient_of_values,
     of_whole_masks,
@@ -267,7 +268,8 @@ OPERATORS: dict[Any, Operator] = {
             (aten.leaky_relu_backward, None),
         )
     },
-    # functions of ours and of Python's
+    # operators and functions of ours, and of Python's
+    **dict.fromkeys((lstm_layer, lstm_layer_backward), Operator(deterministic=True)),
     backward_of_kept: Operator(in_place=keep_in_place, deterministic=True),
     cross_entropy: Operator(deterministic=True, workspace=_of_rows),
     cross_entropy_backward: Operator(

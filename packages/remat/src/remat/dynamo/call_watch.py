@@ -6,6 +6,7 @@ compilation looks for the call on the stack, and has its context tell of this an
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from torch._dynamo.utils import counters
 
 from remat.dynamo.graphs import frame_of_call
 from remat.dynamo.reasons import first_lines
-from remat_graph.torch import draws_otherwise
+from remat_graph.torch import draws_otherwise, lstms_of_any_length
 
 __all__ = ["watch_calls"]
 
@@ -43,9 +44,9 @@ def watch_calls(backend: Any, began: Began) -> None:
     """Call `began` at each call of what `torch.compile` makes with this back end, for good.
 
     RNNs of a module that is compiled are part of its graphs, whatever Dynamo is set to, unless one
-    draws otherwise than a trace does.
+    draws otherwise than a trace does. The length of an LSTM may be a symbol of them.
     """
-    before: list[bool] = []
+    before: list[tuple[bool, contextlib.ExitStack]] = []
 
     def starts(_: Any) -> None:
         frame = frame_of_call()
@@ -55,7 +56,9 @@ def watch_calls(backend: Any, began: Began) -> None:
         inner = innermost_backend(held["callback"])
         if getattr(inner, "compiler_fn", inner) is not backend:
             return
-        before.append(config.allow_rnn)
+        stack = contextlib.ExitStack()
+        before.append((config.allow_rnn, stack))
+        stack.enter_context(lstms_of_any_length())
         module = getattr(inspect.unwrap(held["fn"]), "__self__", None)
         if isinstance(module, torch.nn.Module) and not draws_otherwise(module):
             config.allow_rnn = True
@@ -66,7 +69,8 @@ def watch_calls(backend: Any, began: Began) -> None:
 
     def ends(_: Any) -> None:
         if before:
-            config.allow_rnn = before.pop()
+            config.allow_rnn, stack = before.pop()
+            stack.close()
 
     callback_handler.start_callbacks = _Kept([starts, *callback_handler.start_callbacks])
     callback_handler.end_callbacks = _Kept([ends, *callback_handler.end_callbacks])

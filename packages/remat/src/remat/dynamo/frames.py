@@ -50,7 +50,7 @@ from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
 from remat.dynamo.reasons import ended_by, failure, first_lines, is_in_loop
 from remat.errors import RematError
-from remat_graph.torch import collector_at_rest, process_lock, quietly, symbolic_math
+from remat_graph.torch import collector_at_rest, process_lock, quietly, symbols_kept
 
 __all__ = ["compile_frames"]
 
@@ -145,7 +145,7 @@ class _Frames:
             collector_at_rest(),
             compile_lock,
             config.patch(self._settings | nested | of_frame),
-            symbolic_math(),
+            symbols_kept(),
             patched(
                 self._skipped,
                 self._numbers,

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 
 from remat.budgets.auto import AutoBudget, OptimizerLike, budget_on
+from remat.budgets.budget import Budget
 from remat.cache import remembered_costs
 from remat.dynamo.checkpoints import checkpoints_off
+from remat.errors import PlanMismatch
 from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs, are_optional, not_named, with_named_outputs
 from remat.planning.planner import make_plan
@@ -110,8 +112,32 @@ def _plan_module(
     started = time.perf_counter()
     if settings.loss is not None:
         settings = replace(settings, loss=with_call(settings.loss, args, kwargs))
-    with checkpoints_off():
-        captured = _captured(model, args, kwargs, settings.costs)
+
+    def captured(*, lstms_in_steps: bool) -> Capture:
+        with checkpoints_off():
+            return _captured(model, args, kwargs, settings.costs, lstms_in_steps=lstms_in_steps)
+
+    by_layers = captured(lstms_in_steps=False)
+    try:
+        return _plan_captured(model, args, kwargs, settings, by_layers, started)
+    except (BudgetTooSmall, PlanMismatch) as error:
+        if not by_layers.has_lstm_layers:
+            raise
+        if isinstance(error, BudgetTooSmall) and settings.costs != "measure":
+            # A fraction is of what eager takes, as estimated.
+            settings = replace(settings, budget=Budget(size_bytes=error.budget_bytes))
+    by_steps = captured(lstms_in_steps=True)
+    return _plan_captured(model, args, kwargs, settings, by_steps, started)
+
+
+def _plan_captured(
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    settings: Settings,
+    captured: Capture,
+    started: float,
+) -> RunnablePlan:
     if settings.outputs is not None:
         captured = with_named_outputs(
             captured, not_named(settings.outputs, captured.output_structure, captured.program)
@@ -152,9 +178,16 @@ def _device(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any
 
 
 def _captured(
-    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], costs: Costs
+    model: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    costs: Costs,
+    *,
+    lstms_in_steps: bool = False,
 ) -> Capture:
     """Capture a whole module; what was measured in other processes is not measured again."""
     measured: dict[str, Cost] = {}
     with remembered_costs(measured, _device(model, args, kwargs), costs):
-        return capture(model, args, kwargs, costs=costs, measured=measured)
+        return capture(
+            model, args, kwargs, costs=costs, measured=measured, lstms_in_steps=lstms_in_steps
+        )

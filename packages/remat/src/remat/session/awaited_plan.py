@@ -48,7 +48,6 @@ class AwaitedPlan:
     ) -> RunnablePlan:
         outline, met = outline_of(captured), [*self._met]
         before = met[: met.index(outline)] if outline in self._met else met
-        self._met[outline] = None
         plan, user_plan = None, self._plan
         if user_plan is not None:
             try:
@@ -60,6 +59,7 @@ class AwaitedPlan:
                     raise
                 logger.info("planned anew: %s", mismatch)
         planned = plan or make(captured, **others)
+        self._met[outline] = None  # not of a capture of which no plan was made, and others are
         return replace(planned, plan=replace(planned.plan, earlier=tuple(before[-MOST_EARLIER:])))
 
 

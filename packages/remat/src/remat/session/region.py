@@ -80,6 +80,7 @@ class Region:
         self.captures: dict[tuple[Any, ...], Capture] = {}
         self.kernels = RegionKernels()
         self.sized = SizedCaptures(self.graph, self.name)
+        self.calls_in_steps: set[tuple[Any, ...]] = set()  # calls whose LSTMs are not in layers
         self.runs_as_it_is = False
         self.learned = Learned()
         self.not_named: frozenset[int] = frozenset()

@@ -37,7 +37,8 @@ from remat.session.kinds import CapturedRegion
 from remat.session.leaving import able_to_leave, may_leave
 from remat.session.near_kinds import Kinds
 from remat.session.nearby_sizes import plan_nearby
-from remat.session.region import Region, device_of, forget_last, is_computed, keep
+from remat.session.region import Region, device_of, forget_last, is_computed
+from remat.session.region_captures import RegionCaptures
 from remat.session.shown import SeenLoss
 from remat.session.step import StepState
 from remat.session.step_kernels import StepKernels
@@ -46,15 +47,10 @@ from remat_graph.torch import (
     Capture,
     CaptureError,
     Cost,
-    Costs,
     KernelsMissing,
     LossCost,
     NoBackward,
-    RealStrides,
-    capture_region,
-    get_capture,
     kernels_there_alone,
-    quietly,
 )
 from remat_solvers import BudgetTooSmall
 
@@ -82,9 +78,7 @@ class RegionPlanner:
         self._changes: dict[Hashable, dict[int, bool | None]] = {}
         self._unplanned: set[str] = set()
         self.costs: dict[str, Cost] = {}
-        self._measures = settings.costs == "measure"
-        self._capture_region = get_capture(settings.capture)
-        self._real_strides = RealStrides()  # what is estimated runs, too
+        self._captures = RegionCaptures(settings, self.costs)
         self._planned: list[RunnablePlan] = []
         self._awaited = AwaitedPlan(settings.region_plan)
         self._plain_bytes: dict[torch.dtype | None, dict[frozenset[int], int]] = {}
@@ -93,39 +87,12 @@ class RegionPlanner:
     def _executor(self) -> Executor:
         return get_executor(self.settings.executor)
 
-    @property
-    def _first_costs(self) -> Costs:
-        """With which a graph is captured, before it is known whether it must be measured."""
-        return "estimate" if self._measures else self.settings.costs
-
-    def captured(
-        self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
-    ) -> Capture:
-        """Give the graph of a call: traced once, whatever is planned for."""
-        key = (loss_alone, *region.numbers(inputs))
-        capture = region.captures.get(key)
-        if capture is None:
-            refused = region.refused.seen(region.numbers(inputs))
-            with refused, quietly():  # the original has warned of the same
-                options: dict[str, Any] = {
-                    "costs": self._first_costs, "loss_alone": loss_alone, "real": self._real_strides
-                }  # fmt: skip
-                if self._capture_region is capture_region:
-                    capture = region.sized.capture(inputs, region.numbers(inputs), **options)
-                capture = capture or self._capture_region(region.graph, inputs, **options)
-                numerics = self.settings.numerics
-                if loss_alone and numerics is not None:
-                    measured = self.costs if self._measures else None
-                    capture = capture.with_alternatives(numerics, measured=measured)
-            keep(region.captures, key, capture)
-        return capture
-
     def communicates(self, region: Region, inputs: Sequence[Any]) -> bool:
         """Whether a region sends to other processes: rehearsed, it would send what none awaits."""
         if not torch.distributed.is_available() or not torch.distributed.is_initialized():
             return False
         with contextlib.suppress(CaptureError):  # which planning raises again
-            return self.captured(region, inputs).communicates
+            return self._captures.of(region, inputs).communicates
         return False
 
     def see_call(self, region: Region, inputs: Sequence[Any]) -> None:
@@ -227,18 +194,28 @@ class RegionPlanner:
                 planned = self._first_that_fits(region, numbers, inputs, loss, rebuilt)
         except NoBackward:
             return None
+        except PlanMismatch:  # of a plan that was made in steps
+            if not self._captures.switch_to_steps(region, inputs):
+                raise
         except KernelsMissing as missing:
             region.kernels.compile_others(numbers, missing)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
             if region.given_bytes and not isinstance(error, CaptureError):
                 region.given_bytes = None  # which steps that need it are told of
+            elif not isinstance(error, CaptureError) and self._captures.switch_to_steps(
+                region, inputs
+            ):
+                logger.warning(
+                    "%s: no plan by the layers of its LSTMs fits, so they run step by step, which "
+                    "takes longer: %s", region.name, error,
+                )  # fmt: skip
             elif isinstance(error, CaptureError) or not forget_last([region], error):
                 if self.settings.on_infeasible == "raise":
                     raise
                 return warn_infeasible(f"a call of {region.name}", error)
         else:
             return region.settle(numbers, planned)
-        return self.plan_one(region, numbers, inputs, loss, rebuilt)  # with less
+        return self.plan_one(region, numbers, inputs, loss, rebuilt)  # with less, or in steps
 
     def _first_that_fits(
         self,
@@ -284,7 +261,7 @@ class RegionPlanner:
     def _for_expected(
         self, region: Region, inputs: Sequence[Any], *, loss_alone: bool = True
     ) -> Capture:
-        captured = self.captured(region, inputs, loss_alone=loss_alone)
+        captured = self._captures.of(region, inputs, loss_alone=loss_alone)
         expected = region.shown.expected
         return captured if expected is None else for_missing(captured, expected)
 
@@ -330,8 +307,9 @@ class RegionPlanner:
         if captured.sliced:
             captured, kin = captured.in_slices(()), []
         same_sizes = any(have_same_costs(other.capture.graph, captured.graph) for other in kin)
-        of_other_sizes = self._measures and kin and not same_sizes
-        if self._measures and not of_other_sizes:  # of the same sizes all is measured already
+        measures = self._captures.measures
+        of_other_sizes = measures and kin and not same_sizes
+        if measures and not of_other_sizes:  # of the same sizes all is measured already
             captured = captured.costed("measure", self.costs)
         if grouped and not kin:
             captured = captured.in_groups()

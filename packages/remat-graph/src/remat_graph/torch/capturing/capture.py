@@ -61,6 +61,7 @@ def capture(
     *,
     costs: Costs = "measure",
     measured: dict[str, Cost] | None = None,
+    lstms_in_steps: bool = False,
 ) -> Capture:
     """Capture one forward and backward pass of a module as a graph.
 
@@ -70,6 +71,7 @@ def capture(
     output has a scalar called `loss`, it alone is taken to be differentiated; other variants come
     from `Capture.variant`. The module's buffers, gradients and the global random generators are
     left as they were. `measured` are costs measured before, by equivalence class, and are added to.
+    With `lstms_in_steps`, no LSTM is traced as the layers that eager runs: what that keeps is less.
 
     Raises:
         CaptureError: if no parameter or input requires a gradient, or nothing that is returned, or
@@ -81,7 +83,7 @@ def capture(
     dry = step.capability is not None or is_dry(module, step.call)
 
     def captured(*, whole: bool) -> Capture:
-        traced, missing = step.traced(whole=whole)
+        traced, missing = step.traced(whole=whole, lstms_in_steps=lstms_in_steps)
         with own_modes():
             return finish(
                 traced.joint, missing, costs, {} if measured is None else measured,
@@ -159,7 +161,11 @@ class _ModuleCall:
         return cls(module, call, RealStrides() if costs == "measure" else None, capability)
 
     def traced(
-        self, *, whole: bool, watch: Callable[[PassRun], None] | None = None
+        self,
+        *,
+        whole: bool,
+        watch: Callable[[PassRun], None] | None = None,
+        lstms_in_steps: bool = False,
     ) -> tuple[Traced, frozenset[int]]:
         """Trace it, and find which gradients do not come: only that of the loss does, if any is.
 
@@ -167,7 +173,10 @@ class _ModuleCall:
             CaptureError: if it is no static graph, or there is no backward pass.
         """
         with without_modes(), torch.enable_grad():
-            traced = trace(self.module, self.call, whole=whole, capability=self.capability)
+            traced = trace(
+                self.module, self.call, whole=whole, capability=self.capability,
+                lstms_in_steps=lstms_in_steps,
+            )  # fmt: skip
             check_changed(traced.joint, self.call.tensors, leaves_of(self.call.tensors))
             setting = Setting(
                 {key: tensor_at(self.module, self.call.tensors, *key)
@@ -190,6 +199,7 @@ def capture_region(
     costs: Costs = "measure",
     loss_alone: bool = True,
     real: RealStrides | None = None,
+    lstms_in_steps: bool = False,
 ) -> Capture:
     """Capture a function of a flat list of inputs, all of whose tensors are among them.
 
@@ -198,7 +208,7 @@ def capture_region(
     sequence, of tensors or `None`. With `loss_alone` and differentiable scalars among the outputs,
     those are taken to be losses, and the gradients of the others to be missing. `real` is what is
     known of layouts that differ from those of fake tensors, and is added to; without it nothing is
-    run.
+    run. `lstms_in_steps` is as for `capture`.
 
     Raises:
         CaptureError: if it is no static graph, nothing it returns depends on a tensor that
@@ -209,7 +219,7 @@ def capture_region(
     leaves, dry = leaves_of(tensors), any(map(has_no_data, tensors))
 
     def traced(inputs: Sequence[Any], stand_ins: list[torch.Tensor], *, whole: bool) -> Capture:
-        flat = FlatRegion(region, inputs, stand_ins, whole=whole)
+        flat = FlatRegion(region, inputs, stand_ins, whole=whole, lstms_in_steps=lstms_in_steps)
         with torch.enable_grad():
             joint = trace_region(flat, stand_ins)
         return capture_joint(

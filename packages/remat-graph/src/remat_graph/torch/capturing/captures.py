@@ -21,6 +21,7 @@ from remat_graph.torch.cost.costs import Cost, Costs, costed_graph
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.deferring import deferrable, with_deferred
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.kernels.lstm import lstm_layer
 from remat_graph.torch.program import LossCost, Program
 from remat_graph.torch.recomputing import is_collective
 from remat_graph.torch.repeats.blocks import Repeat
@@ -90,6 +91,11 @@ class Capture(Ways):
     def communicates(self) -> bool:
         """Whether it has an operator that the ranks of a group run together."""
         return any(is_collective(call.target, call.body) for call in self.program.calls.values())
+
+    @property
+    def has_lstm_layers(self) -> bool:
+        """Whether it has layers of LSTMs as one operator each, which could be in steps."""
+        return any(call.target is lstm_layer for call in self.program.calls.values())
 
     def variant(self, missing: frozenset[int]) -> Capture:
         """Make the graph for when the gradients at these positions of `returned` do not come.

@@ -30,6 +30,7 @@ from remat_graph.torch.tracing.data_writes import DataWriter
 from remat_graph.torch.tracing.fakes import StandIns
 from remat_graph.torch.tracing.inner_gradients import HooksRefused
 from remat_graph.torch.tracing.joint import Joint, Key
+from remat_graph.torch.tracing.lstm_in_layers import LstmInLayers
 from remat_graph.torch.tracing.positions import positions_as_indices
 from remat_graph.torch.tracing.provenance import NotedModules
 from remat_graph.torch.tracing.restoring import left_as_it_was
@@ -61,17 +62,19 @@ def trace(
     *,
     whole: bool = False,
     capability: tuple[int, int] | None = None,
+    lstms_in_steps: bool = False,
 ) -> Traced:
     """Trace a call of `module.forward` and its backward pass.
 
     Of blocks that do the same few are traced, unless it is to be `whole`. With the compute
     `capability` of a CUDA device, it is traced on the host with the operators of such a device.
+    There LSTMs run step by step, and elsewhere if `lstms_in_steps`.
 
     Raises:
         CaptureError: if the forward cannot be one static graph.
     """
     check_traceable(module, on_cuda=capability is not None)
-    flat = _FlatModule(module, call, capability)
+    flat = _FlatModule(module, call, capability, lstms_in_steps=lstms_in_steps)
     with (
         process_lock,
         generators_restored(),
@@ -108,7 +111,7 @@ class FlatRegion(torch.nn.Module):
     """A function of a flat list of inputs, as a module whose inputs are distinct tensors alone.
 
     Of a graph only a few of the periods that do the same are run, unless all are asked for: see
-    `repeats` for the rest.
+    `repeats` for the rest. LSTMs are in the layers that eager runs, or all `lstms_in_steps`.
     """
 
     def __init__(
@@ -118,9 +121,11 @@ class FlatRegion(torch.nn.Module):
         tensors: list[torch.Tensor],
         *,
         whole: bool,
+        lstms_in_steps: bool = False,
     ) -> None:
         super().__init__()
         self.repeats: tuple[Repeat, ...] = ()
+        self.lstms_in_steps = lstms_in_steps
         position = {id(tensor): index for index, tensor in enumerate(tensors)}
         self._inputs = [position.get(id(item), item) for item in inputs]
         self._is_tensor = [id(item) in position for item in inputs]
@@ -156,7 +161,8 @@ def trace_region(region: FlatRegion, tensors: list[torch.Tensor]) -> Joint:
     Raises:
         CaptureError: if it cannot be one static graph.
     """
-    with process_lock, RnnInSteps():
+    layers = nullcontext() if region.lstms_in_steps else LstmInLayers()
+    with process_lock, RnnInSteps(), layers:
         return trace_joint(region, [_as_leaf(tensor) for tensor in tensors])
 
 
@@ -174,11 +180,16 @@ class _FlatModule(torch.nn.Module):
     """
 
     def __init__(
-        self, module: torch.nn.Module, call: FlatCall, capability: tuple[int, int] | None
+        self,
+        module: torch.nn.Module,
+        call: FlatCall,
+        capability: tuple[int, int] | None,
+        *,
+        lstms_in_steps: bool,
     ) -> None:
         super().__init__()
         self.module = module
-        self._capability = capability
+        self._capability, self._lstms_in_steps = capability, lstms_in_steps
         self._stand_ins = StandIns()
         self.training = module.training
         self._call = call
@@ -315,7 +326,7 @@ class _FlatModule(torch.nn.Module):
             for index, (_, owner, key) in enumerate(self._lifted):
                 owner.__dict__[key] = getattr(self, f"lifted_{index}")
             noted = NotedModules(self.module, _FlatModule.forward.__code__)
-            elsewhere = nullcontext() if self._capability is None else as_on_cuda(self._capability)
+            elsewhere = self._elsewhere()
             replaced = _replaced_buffers_written_in_place(self.module)
             hooks = self._hooks_refused(tensors)
             with replaced, RnnInSteps(), hooks, elsewhere, positions_as_indices() as check, noted:
@@ -324,6 +335,11 @@ class _FlatModule(torch.nn.Module):
         leaves, self.output_structure = flatten(result)
         check(leaves, (*tensors, *own))
         return leaves
+
+    def _elsewhere(self) -> AbstractContextManager[Any]:
+        if self._capability is not None:
+            return as_on_cuda(self._capability)
+        return nullcontext() if self._lstms_in_steps else LstmInLayers()
 
     def _hooks_refused(self, tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
         named = itertools.chain(self.module.named_parameters(), self.module.named_buffers())

@@ -47,11 +47,11 @@ def other_draws(name: str, dropout: float) -> CaptureError:
 
 
 class RnnInSteps(TorchFunctionMode):
-    """Trace an RNN on the CPU as the operators of its steps.
+    """Trace an RNN on the CPU as the operators of its steps, but for what is traced by layers.
 
-    For an LSTM oneDNN's fused layer keeps what its backward needs only where gradients are on, in a
-    workspace of no declared type. That switch, and torch's function, are of the process: others
-    would compute other bits meanwhile, so they are changed while an RNN is traced and no longer.
+    Of an LSTM torch would trace oneDNN's layers where no input has a gradient. That switch, and
+    torch's function, are of the process: others would compute other bits meanwhile, so they are
+    changed while an RNN is traced and no longer.
     """
 
     def __torch_function__(

@@ -8,8 +8,9 @@ they are what they are in eager: one operator, and one for its backward.
 Of some of these backwards torch does not say what they give where sizes are symbols. It is said
 here, by meta tensors.
 
-Others that torch takes apart stay so. Recurrent layers have no one operator to trace. A dropout, a
-batch norm and a product of any dimensions come to the kernels that eager runs.
+Others that torch takes apart stay so. A dropout, a batch norm and a product of any dimensions come
+to the kernels that eager runs. Recurrent layers are traced in steps (`rnns`), but for LSTMs on the
+CPU (`lstm_in_layers`).
 """
 
 from __future__ import annotations
