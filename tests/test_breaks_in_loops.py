@@ -189,15 +189,59 @@ def with_an_outer_loop(model: Looping, x: Tensor) -> Tensor:
     return x
 
 
+def over_what_grows(model: Looping, x: Tensor) -> Tensor:
+    left = [model.layers[BROKEN]]
+    for layer in left:
+        x = layer(x) * 2
+        if len(left) < 3:
+            left.append(model.layers[len(left)])
+    return x
+
+
+def over_values_that_change(model: Looping, x: Tensor) -> Tensor:
+    states = {"a": x, "b": x + 1, "c": x - 1}
+    for name, state in states.items():
+        if name != "c":
+            states["c"] = states["c"] * 2 + state
+        x = x + model.broken(state)
+    for layer in model.layers:
+        x = layer(x)
+    return x
+
+
+def zipped_with_what_is_taken(model: Looping, x: Tensor) -> Tensor:
+    model.layers[1].reads = True
+    skips = [x, x + 1, x + 2, x + 3, x + 4, x + 5]
+    for layer, skip in zip(model.layers, skips, strict=False):
+        x = layer(x) + skip * 0.1
+        x = x + skips.pop()
+    return x
+
+
+class Drawing:
+    """Draws a number when it is asked for."""
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Tensor:
+        return torch.rand(())
+
+
+def zipped_with_draws(model: Looping, x: Tensor) -> Tensor:
+    for layer, scale in zip(model.layers, Drawing(), strict=False):
+        x = nn.functional.dropout(layer(x), 0.5) * scale
+    return x
+
+
 GOES_ON: dict[Any, int] = {  # in how many calls of regions; else one for each layer, or more
     over_a_list: 5,
     enumerated: 5,
     zipped: 5,
     over_values: 5,
-    nested: 5,
     left_early: 5,
     ended_by_else: 5,
-    every_layer: 13,
+    every_layer: 13,  # of which the last run as they are
     within_autocast: 5,
     by_position: 5,
     by_name: 5,
@@ -205,7 +249,8 @@ GOES_ON: dict[Any, int] = {  # in how many calls of regions; else one for each l
 }
 AS_IT_IS = (
     read_on_elsewhere, read_on_within, zipped_with_what_is_read_on, while_some_are_left, in_time,
-    decided_by_data,
+    decided_by_data, over_what_grows, over_values_that_change, zipped_with_what_is_taken,
+    zipped_with_draws, nested,
 )  # fmt: skip
 
 
@@ -236,7 +281,7 @@ def test_what_is_left_of_a_loop_is_traced_behind_a_break(call: Any) -> None:
     assert len(trained(call).plan.calls) == GOES_ON[call]
 
 
-@pytest.mark.parametrize("call", swept(AS_IT_IS, [zipped_with_what_is_read_on]))
+@pytest.mark.parametrize("call", swept(AS_IT_IS, [zipped_with_what_is_taken]))
 def test_loops_of_other_kinds_stay_as_they_are(call: Any) -> None:
     assert len(trained(call).plan.calls) >= 4
 
@@ -295,3 +340,17 @@ def test_what_a_long_loop_has_left_stays_as_it_is() -> None:
     run = remat.rematerialize(copy.deepcopy(eager), budget=2**24, limit_seconds=0.1)
     assert_trained_as_in_eager(eager, run, (8, 8))
     assert len(run.plan.calls) > 80
+
+
+def test_a_module_that_is_replaced_while_a_loop_goes_on_is_told_of() -> None:
+    class Replacing(Looping):
+        def run(self, x: Tensor) -> Tensor:
+            for at, layer in enumerate(self.layers):
+                x = layer(x)
+                if at == BROKEN:
+                    self.layers[BROKEN + 1] = Layer(False)
+            return x
+
+    run = remat.rematerialize(Replacing(), budget=2**24, limit_seconds=0.1)
+    with pytest.raises(remat.RematError, match="changes a list or dict of modules"):
+        run(torch.randn(16, WIDTH))

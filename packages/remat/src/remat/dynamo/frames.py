@@ -46,6 +46,7 @@ from remat.dynamo.graphs import (
 )
 from remat.dynamo.growing_lists import GrowingLists
 from remat.dynamo.inner_gradients import TRACED
+from remat.dynamo.loops import Loops, lists_of_modules
 from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
 from remat.dynamo.reasons import ended_by, failure, first_lines, is_in_loop
@@ -66,6 +67,10 @@ _KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
+_CHANGED = (
+    "the forward changes a list or dict of modules, and a graph breaks in a loop over modules: the "
+    "loop has gone on with those that there were. Take the break out, or change the list elsewhere"
+)
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
 
 
@@ -106,6 +111,7 @@ class _Frames:
         self._failures: Counter[CodeType] = Counter()
         self._alone: set[CodeType] = set()  # what Dynamo fails to go on from, behind a break
         self._in_loops: set[CodeType] = set()  # whose graphs break in one
+        self.loops = Loops()
         self._across = across
         self._goes_on = across.asked
         self._numbers: defaultdict[CodeId, CodeState] = defaultdict(CodeState)
@@ -151,7 +157,7 @@ class _Frames:
                 self._numbers,
                 self._lists,
                 as_before=nested is ALONE,
-                in_loops=code in self._in_loops,
+                loops=self.loops if code in self._in_loops else None,
             ),
         ):
             before = self.code, self.name
@@ -315,9 +321,14 @@ def compile_frames(
             set_code_exec_strategy(code, _LOOKED_AT)
         frames.met = 0
         frames.calls += 1
+        here = None if whole is None else whole()
+        before = [] if here is None else lists_of_modules(here)
         try:
             with frames.forgiving():
-                return compiled(*args, **kwargs)
+                returned = compiled(*args, **kwargs)
+            if frames.loops.went_on and here is not None and before != lists_of_modules(here):
+                raise RematError(_CHANGED)
+            return returned
         except BackendCompilerFailed as error:
             raise error.inner_exception from None
         except RuntimeError as error:

@@ -1,16 +1,19 @@
 """Breaks in a loop over modules, where TorchDynamo leaves the whole function alone.
 
 So an `nn.Sequential` with a hook in one layer would be as many graphs as it has layers, and what a
-forward does outside such a loop would be in none. Where a loop is over modules, tracing goes on
-behind the break with what is left of the loop. For that its iterator is one over a tuple, which
-Dynamo can hand over. So it does where a loop is over their positions or names, and the break in one
-of a list or dict of modules. A loop of another kind stays as it is: each turn may run the same
-code, and would be traced anew.
+forward does outside such a loop would be in none. Where a loop is over a list or dict of modules,
+or positions or names of them, tracing goes on behind the break with what is left of the loop. For
+that its iterator is one over a tuple, which Dynamo can hand over: so it may be over nothing else
+that can change meanwhile. That modules do not change is looked at.
+
+What goes on behind a break is called by what came before, whose values are held until it returns.
+So few turns of a loop go on; the rest is left, as a loop of any other kind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Hashable, Iterator
 from typing import Any
 
 import torch
@@ -19,83 +22,135 @@ from torch._dynamo.variables import (
     ConstantVariable,
     IteratorVariable,
     NNModuleVariable,
+    TupleVariable,
     UnspecializedNNModuleVariable,
 )
 from torch._dynamo.variables.base import ValueMutationNew
+from torch._dynamo.variables.dicts import DictViewVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
 from torch._dynamo.variables.iter import DictViewIterator
 from torch._dynamo.variables.lists import (
-    BaseListVariable,
     ListIteratorVariable,
     RangeIteratorVariable,
+    RangeVariable,
     TupleIteratorVariable,
 )
 
-__all__ = ["go_on_in_loops", "iterate_over_tuples"]
+__all__ = ["Loops", "lists_of_modules"]
 
 _MODULES = NNModuleVariable, UnspecializedNNModuleVariable
+_LISTS = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
 _ITERATORS = IteratorVariable, LocalGeneratorObjectVariable
+_UNCHANGING = RangeVariable, TupleVariable, ConstantVariable
 _MAKERS = frozenset({"zip", "enumerate"})
 _MADE, _CALLED = "remat_made", "remat_last_called"
-_LISTS = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
-_MOST = 64  # turns that are left: what goes on behind a break is called by what came before
+_MOST = 64  # turns that are left
+_MOST_BREAKS = 3
 _RETURNS = "RETURN_VALUE", "RETURN_CONST"
 _GET, _FOR, _BRANCH = "GET_ITER", "FOR_ITER", "JUMP"
 
 
-def iterate_over_tuples(original: Any) -> Any:
-    """Let a loop over modules be one over a tuple of them.
+def lists_of_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, ...]]:
+    """List what the lists and dicts of modules of a model have."""
+    return [tuple(part.children()) for part in model.modules() if isinstance(part, _LISTS)]
 
-    Of what `zip` and `enumerate` give, that which nobody else can read on in: it is made for the
-    loop, of what is no iterator itself.
+
+class Loops:
+    """Where loops of a model go on behind breaks, and after how many."""
+
+    def __init__(self) -> None:
+        self._breaks = defaultdict[Hashable, set[int]](set)
+
+    @property
+    def went_on(self) -> bool:
+        """Whether one did."""
+        return bool(self._breaks)
+
+    def iterate_over_tuples(self, original: Any) -> Any:
+        """Let a loop over modules be one over a tuple of them.
+
+        Of what `zip` and `enumerate` give, that which is made for the loop, of lists of modules and
+        what does not change.
+        """
+
+        def call_function(frame: Any, called: Any, args: Any, named: Any) -> None:
+            made = getattr(frame, _MADE, None)
+            setattr(frame, _MADE, None)
+            setattr(frame, _CALLED, called)
+            original(frame, called, args, named)
+            if frame.current_instruction.opname == _GET:
+                found, over = frame.stack[-1].realize(), args[0].realize()
+                before = frame.instructions[frame.instruction_pointer - 2]
+                is_made = found is made and before.opname.startswith("CALL")
+                if is_made or (isinstance(found, DictViewIterator) and _is_list(over)):
+                    left = list(_left(frame, found))
+                    frame.stack[-1] = TupleIteratorVariable(left, mutation_type=ValueMutationNew())
+            elif getattr(getattr(called, "fn", None), "__name__", "") in _MAKERS:
+                given = [each.realize() for each in (*args, *named.values())]
+                lists = [each for each in given if _is_list(each)]
+                others = [each for each in given if not isinstance(each, _UNCHANGING)]
+                if lists and len(lists) == len(others):
+                    setattr(frame, _MADE, frame.stack[-1].realize())
+
+        return call_function
+
+    def go_on(self, original: Any) -> Any:
+        """Let a break in a loop over modules be as one outside of loops, if it is no branch.
+
+        A branch by data, as where layers are left out by chance, is in each turn again.
+        """
+
+        def maybe_has_backedge(frame: Any) -> bool:
+            caller, loops = frame, list[Any]()
+            while caller is not None:
+                found = _loops_around(caller)
+                if found is None:
+                    return bool(original(frame))
+                loops += found
+                caller = caller.parent
+            if _BRANCH in frame.current_instruction.opname or not all(map(self._has_few, loops)):
+                return bool(original(frame))
+            return False
+
+        return maybe_has_backedge
+
+    def _has_few(self, loop: tuple[Hashable, int]) -> bool:
+        name, left = loop
+        self._breaks[name].add(left)
+        return left <= _MOST and len(self._breaks[name]) <= _MOST_BREAKS
+
+
+def _loops_around(frame: Any) -> list[tuple[Hashable, int]] | None:
+    """Give the loops that a frame is in, by a name, and how many turns are left of each.
+
+    `None` if one of them is over something else.
     """
-
-    def call_function(self: Any, called: Any, args: Any, named: Any) -> None:
-        made = getattr(self, _MADE, None)
-        setattr(self, _MADE, None)
-        setattr(self, _CALLED, called)
-        original(self, called, args, named)
-        if self.current_instruction.opname == _GET:
-            found = self.stack[-1].realize()
-            before = self.instructions[self.instruction_pointer - 2]
-            is_made = found is made and before.opname.startswith("CALL")
-            if is_made or (found is not args[0].realize() and isinstance(found, DictViewIterator)):
-                left = list(_left(self, found))
-                self.stack[-1] = TupleIteratorVariable(left, mutation_type=ValueMutationNew())
-        elif getattr(getattr(called, "fn", None), "__name__", "") in _MAKERS:
-            given = [each.realize() for each in args]
-            if any(map(_holds, given)) and not any(isinstance(each, _ITERATORS) for each in given):
-                setattr(self, _MADE, self.stack[-1].realize())
-
-    return call_function
-
-
-def go_on_in_loops(original: Any) -> Any:
-    """Let a break in a loop over modules be as one outside of loops, if it is no branch.
-
-    A branch by data, as where layers are left out by chance, is in each turn again.
-    """
-
-    def maybe_has_backedge(self: Any) -> bool:
-        frame = self
-        while frame is not None:
-            if _BRANCH in self.current_instruction.opname or not _can_go_on(frame):
-                return bool(original(self))
-            frame = frame.parent
-        return False
-
-    return maybe_has_backedge
-
-
-def _can_go_on(frame: Any) -> bool:
-    """Whether a frame is in no loop, or in some over modules that are known and few."""
     starts = _starts(frame)
     if any(start.opname != _FOR for start in starts.values()):
-        return False
+        return None
     found = [each.realize() for each in frame.stack]
-    loops = [each for each in found if isinstance(each, _ITERATORS)]
-    positions = _calls_an_item(frame)
-    return len(loops) == len(starts) and all(_is_over(loop, positions) for loop in loops)
+    iterators = [each for each in found if isinstance(each, _ITERATORS)]
+    calls_an_item = _calls_an_item(frame)
+    loops = [_loop(frame, each, positions=calls_an_item) for each in iterators]
+    if len(loops) != len(starts) or None in loops:
+        return None
+    return [loop for loop in loops if loop is not None]
+
+
+def _loop(frame: Any, iterator: Any, *, positions: bool) -> tuple[Hashable, int] | None:
+    """Give a name of a loop over modules, or `positions` of them, and how many turns are left."""
+    if isinstance(iterator, RangeIteratorVariable):
+        return ((frame.f_code.co_filename, iterator.stop), iterator.len) if positions else None
+    is_of_range = type(iterator) is ListIteratorVariable and iterator.source is not None
+    if not (is_of_range or type(iterator) is TupleIteratorVariable) or iterator.is_exhausted:
+        return None
+    left = [each.realize() for each in iterator.items[iterator.index :]]
+    constants = [each for each in left if isinstance(each, ConstantVariable)]
+    if len(constants) == len(left):
+        name = left[-1].as_python_constant() if left else None
+        return ((frame.f_code.co_filename, name), len(left)) if positions or not left else None
+    modules = [_module_in(each) for each in left]
+    return None if is_of_range or None in modules else (id(modules[-1]), len(left))
 
 
 def _starts(frame: Any) -> dict[int, Any]:
@@ -110,17 +165,6 @@ def _starts(frame: Any) -> dict[int, Any]:
     return starts
 
 
-def _is_over(loop: Any, positions: bool) -> bool:
-    """Whether a loop is over modules that are known, or over `positions` of such, and has few."""
-    if isinstance(loop, RangeIteratorVariable):
-        return positions and loop.len <= _MOST
-    if not isinstance(loop, ListIteratorVariable) or loop.is_exhausted:
-        return False
-    left = loop.items[loop.index :]
-    of_range = positions and all(isinstance(each, ConstantVariable) for each in left)
-    return len(left) <= _MOST and (of_range or all(map(_holds, left)))
-
-
 def _calls_an_item(frame: Any) -> bool:
     """Whether what a frame calls is in a list of modules, or a dict, of a module that it has."""
     called = getattr(getattr(frame, _CALLED, None), "value", None)
@@ -129,12 +173,24 @@ def _calls_an_item(frame: Any) -> bool:
     return any(each is called for part in lists for each in part.children())
 
 
-def _holds(variable: Any) -> bool:
-    """Whether this is a module or has one among its items."""
-    found = variable.realize()
-    if isinstance(found, BaseListVariable):
-        return any(isinstance(each.realize(), _MODULES) for each in found.items)
-    return isinstance(found, _MODULES)
+def _is_list(variable: Any) -> bool:
+    """Whether this is a list or dict of modules, or a view of one."""
+    if isinstance(variable, DictViewVariable):
+        source = variable.dv_dict.source
+        return source is not None and str(source.name).endswith("._modules")
+    return isinstance(getattr(variable, "value", None), _LISTS)
+
+
+def _module_in(variable: Any) -> Any:
+    """Give a module, or the one among the items of a tuple, as Dynamo has it."""
+    if isinstance(variable, _MODULES):
+        return getattr(variable, "value", variable)
+    items = variable.items if isinstance(variable, TupleVariable) else ()
+    return next((_module_in(each) for each in map(_realized, items) if _module_in(each)), None)
+
+
+def _realized(variable: Any) -> Any:
+    return variable.realize()
 
 
 def _left(frame: Any, iterator: Any) -> Iterator[Any]:

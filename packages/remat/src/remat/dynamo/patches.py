@@ -41,7 +41,7 @@ from remat.dynamo.inner_gradients import (
     note_switches,
 )
 from remat.dynamo.lazy_modules import break_at_first_call
-from remat.dynamo.loops import go_on_in_loops, iterate_over_tuples
+from remat.dynamo.loops import Loops
 from remat.dynamo.nested_breaks import go_on_only_in_calls, note_call
 from remat.dynamo.numpy_values import NumpyValues
 from remat.dynamo.ordered_dicts import break_at_own_items
@@ -70,7 +70,7 @@ def patched(
     lists: GrowingLists,
     *,
     as_before: bool,
-    in_loops: bool,
+    loops: Loops | None,
 ) -> Iterator[None]:
     """Change what has no setting in Dynamo; only while `compile_lock` is held.
 
@@ -78,8 +78,7 @@ def patched(
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
     another model of the same class, with other widths, would have them as symbols. `lists` are
     those that were seen to grow. `as_before`,
-    breaks end the graphs of all callers. `in_loops`, tracing goes on behind a break in a loop over
-    modules.
+    breaks end the graphs of all callers. `loops` go on behind a break, if they are given.
     """
     drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
@@ -130,9 +129,9 @@ def patched(
     if hasattr(torch_variables, _MADE_BEFORE) and not as_before:
         changes += ((torch_variables, _MADE_BEFORE, allow_made_before),)
     frame, notes = symbolic_convert.InstructionTranslatorBase, list[Callable[[Any], Any]]()
-    if in_loops and hasattr(frame, _IN_LOOP):
-        changes += ((frame, _IN_LOOP, go_on_in_loops),)
-        notes.append(iterate_over_tuples)
+    if loops is not None and hasattr(frame, _IN_LOOP):
+        changes += ((frame, _IN_LOOP, loops.go_on),)
+        notes.append(loops.iterate_over_tuples)
     called = symbolic_convert.InliningInstructionTranslator
     changes += ((called, "__init__", share_what_is_told),)
     if not as_before:
