@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import remat
+from remat_exec import DeferredTensor
 
 WIDTH, ROWS = 64, 256
 
@@ -134,3 +135,21 @@ def test_a_step_beneath_a_dispatch_mode_runs_as_it_is(regions: str | None) -> No
             found, expected = trained(model, steps=1), trained(plain, steps=1)
         assert all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
     assert len(set(counted)) == 1
+
+
+class Asking(nn.Linear):
+    """Asks whether it is given a tensor."""
+
+    def forward(self, x: Tensor, given: Any) -> Tensor:
+        x = super().forward(x).tanh()
+        return x * given if torch.is_tensor(given) else x * 100
+
+
+def test_a_stand_in_for_an_output_is_a_tensor_where_a_model_is_given_one() -> None:
+    plain, x = Asking(WIDTH, WIDTH), torch.randn(ROWS, WIDTH)
+    model = remat.rematerialize(copy.deepcopy(plain), budget="1GiB", limit_seconds=0.1)
+    meta, given = torch.empty(ROWS, WIDTH, device="meta"), torch.randn(ROWS, WIDTH)
+    for _ in range(3):
+        stand_in = DeferredTensor.like(meta, torch.device("cpu"), lambda: given)
+        assert torch.equal(model(x, stand_in), plain(x, given))
+        assert torch.equal(model(x, given), plain(x, given))

@@ -35,6 +35,7 @@ from torch._dynamo.types import ConvertFrameReturn
 from torch._dynamo.utils import counters, get_compilation_metrics
 from torch.fx._symbolic_trace import is_fx_symbolic_tracing
 
+from remat.dynamo.deferred_inputs import reads_deferred
 from remat.dynamo.graphs import (
     APART,
     EACH_TENSOR,
@@ -128,7 +129,7 @@ class _Frames:
 
     def __call__(self, frame: Any, *rest: Any) -> Any:
         code = frame.f_code
-        if self._failures[code] >= _TRIES:
+        if self._failures[code] >= _TRIES or reads_deferred(frame.f_locals):
             return _AS_IT_IS
         met = self.met
         goes_on = self._goes_on and code not in self._alone
