@@ -123,3 +123,16 @@ def test_what_a_plan_does_not_name_is_refused_at_once(kind: type[Layers], tmp_pa
     model = remat.rematerialize(seeded(Layers), plan=tmp_path / "plan.json", limit_seconds=0.1)
     with pytest.raises(remat.PlanMismatch, match=r"another graph|has no plan"):
         train(model)
+
+
+def test_an_earlier_graph_that_has_no_room_is_named_as_one(tmp_path: Path) -> None:
+    class Shrinking(Resized):
+        """Its first batch is much larger."""
+
+    save(Shrinking, tmp_path / "plan.json")
+    model = remat.rematerialize(
+        seeded(Shrinking), plan=tmp_path / "plan.json", budget="200KiB", limit_seconds=0.1
+    )
+    with pytest.raises(remat.BudgetTooSmall) as refused:
+        train(model)
+    assert any("comes before that of" in note for note in refused.value.__notes__)

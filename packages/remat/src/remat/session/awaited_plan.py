@@ -13,6 +13,7 @@ from remat.planning.task import RunnablePlan
 from remat.planning.user_plan import PlanOrSchedule, UserPlan
 from remat.plans.outlines import Outline
 from remat_graph.torch import Capture
+from remat_solvers import BudgetTooSmall
 
 __all__ = ["MOST_EARLIER", "AwaitedPlan", "outline_of"]
 
@@ -58,9 +59,23 @@ class AwaitedPlan:
                 if not (met or named):
                     raise
                 logger.info("planned anew: %s", mismatch)
-        planned = plan or make(captured, **others)
+        planned = plan or self._meanwhile(make, captured, **others)
         self._met[outline] = None  # not of a capture of which no plan was made, and others are
         return replace(planned, plan=replace(planned.plan, earlier=tuple(before[-MOST_EARLIER:])))
+
+    def _meanwhile(
+        self, make: Callable[..., RunnablePlan], captured: Capture, **others: Any
+    ) -> RunnablePlan:
+        """Plan for a graph that the user's plan is not of, within the budget that there is."""
+        try:
+            return make(captured, **others)
+        except BudgetTooSmall as error:
+            if isinstance(self._plan, UserPlan):
+                error.add_note(
+                    f"This graph comes before that of {self._plan.name}, and is held to the same "
+                    f"budget; budget= gives another"
+                )
+            raise
 
 
 def outline_of(captured: Capture) -> str:
