@@ -47,7 +47,7 @@ from remat.dynamo.graphs import (
 )
 from remat.dynamo.growing_lists import GrowingLists
 from remat.dynamo.inner_gradients import TRACED
-from remat.dynamo.loops import Loops, lists_of_modules
+from remat.dynamo.loops import Loops, check_lists, lists_of_modules
 from remat.dynamo.nested_breaks import ALONE, NESTED, Across
 from remat.dynamo.patches import patched
 from remat.dynamo.reasons import ended_by, failure, first_lines, is_in_loop
@@ -68,10 +68,6 @@ _KEEPS_FIRST = "automatic_dynamic_exclusion_guard"  # the first size has its own
 _UNGUARDED = "Guard failed on the same frame it was created"
 _WARN = frozenset({print, warnings.warn})
 _LOOKED_AT = FrameExecStrategy(FrameAction.DEFAULT, FrameAction.DEFAULT)
-_CHANGED = (
-    "the forward changes a list or dict of modules, and a graph breaks in a loop over modules: the "
-    "loop has gone on with those that there were. Take the break out, or change the list elsewhere"
-)
 _AS_IT_IS = ConvertFrameReturn(frame_exec_strategy=_LOOKED_AT, apply_to_code=False)
 
 
@@ -323,12 +319,13 @@ def compile_frames(
         frames.met = 0
         frames.calls += 1
         here = None if whole is None else whole()
-        before = [] if here is None else lists_of_modules(here)
+        looks = frames.loops.went_on or frames.calls == 1
+        before = lists_of_modules(here) if looks and here is not None else None
         try:
             with frames.forgiving():
                 returned = compiled(*args, **kwargs)
-            if frames.loops.went_on and here is not None and before != lists_of_modules(here):
-                raise RematError(_CHANGED)
+            if frames.loops.went_on and here is not None and before is not None:
+                check_lists(before, here)
             return returned
         except BackendCompilerFailed as error:
             raise error.inner_exception from None

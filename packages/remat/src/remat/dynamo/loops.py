@@ -36,7 +36,9 @@ from torch._dynamo.variables.lists import (
     TupleIteratorVariable,
 )
 
-__all__ = ["Loops", "lists_of_modules"]
+from remat.errors import RematError
+
+__all__ = ["Loops", "check_lists", "lists_of_modules"]
 
 _MODULES = NNModuleVariable, UnspecializedNNModuleVariable
 _LISTS = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
@@ -53,6 +55,20 @@ _GET, _FOR, _BRANCH = "GET_ITER", "FOR_ITER", "JUMP"
 def lists_of_modules(model: torch.nn.Module) -> list[tuple[torch.nn.Module, ...]]:
     """List what the lists and dicts of modules of a model have."""
     return [tuple(part.children()) for part in model.modules() if isinstance(part, _LISTS)]
+
+
+def check_lists(before: list[tuple[torch.nn.Module, ...]], model: torch.nn.Module) -> None:
+    """Refuse a forward that has changed them, where loops went on with a copy.
+
+    Raises:
+        RematError: if it has.
+    """
+    if before != lists_of_modules(model):
+        raise RematError(
+            "the forward changes a list or dict of modules, and a graph breaks in a loop over "
+            "modules: the loop has gone on with those that there were. Take the break out, or "
+            "change the list elsewhere"
+        )
 
 
 class Loops:
@@ -167,10 +183,11 @@ def _starts(frame: Any) -> dict[int, Any]:
 
 def _calls_an_item(frame: Any) -> bool:
     """Whether what a frame calls is in a list of modules, or a dict, of a module that it has."""
-    called = getattr(getattr(frame, _CALLED, None), "value", None)
+    last = getattr(frame, _CALLED, None)
+    called = None if last is None else _value_of(last.realize())
     owners = [each for each in frame.f_locals.values() if isinstance(each, torch.nn.Module)]
     lists = (part for owner in owners for part in owner.modules() if isinstance(part, _LISTS))
-    return any(each is called for part in lists for each in part.children())
+    return called is not None and any(each is called for part in lists for each in part.children())
 
 
 def _is_list(variable: Any) -> bool:
@@ -178,7 +195,12 @@ def _is_list(variable: Any) -> bool:
     if isinstance(variable, DictViewVariable):
         source = variable.dv_dict.source
         return source is not None and str(source.name).endswith("._modules")
-    return isinstance(getattr(variable, "value", None), _LISTS)
+    return isinstance(_value_of(variable), _LISTS)
+
+
+def _value_of(variable: Any) -> Any:
+    """Give a module; `None` of anything else, and where Dynamo knows it by a name alone."""
+    return getattr(variable, "value", None) if isinstance(variable, _MODULES) else None
 
 
 def _module_in(variable: Any) -> Any:

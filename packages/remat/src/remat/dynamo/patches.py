@@ -77,8 +77,8 @@ def patched(
     `report_break` is called with what is checkpointed and cannot be one graph, and why. `numbers`
     are the numbers and sizes that were seen to change, which Dynamo keeps for all models together:
     another model of the same class, with other widths, would have them as symbols. `lists` are
-    those that were seen to grow. `as_before`,
-    breaks end the graphs of all callers. `loops` go on behind a break, if they are given.
+    those that were seen to grow. `as_before`, breaks end the graphs of all callers. `loops` go on
+    behind a break, if they are given.
     """
     drawn, of_numpy = DrawnNumbers(), NumpyValues()
     changes: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
