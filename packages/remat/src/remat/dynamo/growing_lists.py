@@ -29,15 +29,15 @@ __all__ = ["GrowingLists"]
 _TIMES = 2
 _SEQUENCES = ListVariable, TupleVariable
 
-Place = tuple[CodeType, str]
+_Place = tuple[CodeType, str]
 
 
 class GrowingLists:
     """What is known of lists by the code that is traced, and the name that they have there."""
 
     def __init__(self) -> None:
-        self._seen: dict[Place, tuple[int, int]] = {}
-        self._read: set[Place] = set()
+        self._seen: dict[_Place, tuple[int, int]] = {}
+        self._read: set[_Place] = set()
 
     def wrap(self, original: Any) -> Any:
         """Have Dynamo take a list that grows for one that is appended to alone."""
@@ -55,7 +55,7 @@ class GrowingLists:
 
         return _wrap
 
-    def _grows(self, place: Place, length: int) -> bool:
+    def _grows(self, place: _Place, length: int) -> bool:
         last, times = self._seen.get(place, (length, 0))
         times = 0 if length < last else times + (length > last)
         self._seen[place] = length, times
@@ -65,7 +65,7 @@ class GrowingLists:
 class _AppendedTo(ListVariable):
     """A list whose items are not known; whoever asks for them has it traced as any other list."""
 
-    def __init__(self, read: set[Place], place: Place, source: Source) -> None:
+    def __init__(self, read: set[_Place], place: _Place, source: Source) -> None:
         self._reads, self._place, self._appending = read, place, AttrSource(source, "append")
         super().__init__([], source=source)
 

@@ -21,14 +21,12 @@ from torch._dynamo.exc import ObservedUserStopIteration, handle_observed_excepti
 from torch._dynamo.variables import (
     ConstantVariable,
     IteratorVariable,
-    NNModuleVariable,
     TupleVariable,
-    UnspecializedNNModuleVariable,
 )
+from torch._dynamo.variables import iter as iterators
 from torch._dynamo.variables.base import ValueMutationNew
 from torch._dynamo.variables.dicts import DictViewVariable
 from torch._dynamo.variables.functions import LocalGeneratorObjectVariable
-from torch._dynamo.variables.iter import DictViewIterator
 from torch._dynamo.variables.lists import (
     ListIteratorVariable,
     RangeIteratorVariable,
@@ -36,11 +34,13 @@ from torch._dynamo.variables.lists import (
     TupleIteratorVariable,
 )
 
+from remat.dynamo.nested_breaks import MODULES
 from remat.errors import RematError
 
 __all__ = ["Loops", "check_lists", "lists_of_modules"]
 
-_MODULES = NNModuleVariable, UnspecializedNNModuleVariable
+# Of a dict's view; torch 2.11 has an iterator over a list.
+_VIEWS = getattr(iterators, "DictViewIterator", ListIteratorVariable)
 _LISTS = torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Sequential
 _ITERATORS = IteratorVariable, LocalGeneratorObjectVariable
 _UNCHANGING = RangeVariable, TupleVariable, ConstantVariable
@@ -98,7 +98,7 @@ class Loops:
                 found, over = frame.stack[-1].realize(), args[0].realize()
                 before = frame.instructions[frame.instruction_pointer - 2]
                 is_made = found is made and before.opname.startswith("CALL")
-                if is_made or (isinstance(found, DictViewIterator) and _is_list(over)):
+                if is_made or (isinstance(found, _VIEWS) and _is_list(over)):
                     left = list(_left(frame, found))
                     frame.stack[-1] = TupleIteratorVariable(left, mutation_type=ValueMutationNew())
             elif getattr(getattr(called, "fn", None), "__name__", "") in _MAKERS:
@@ -132,8 +132,10 @@ class Loops:
 
     def _has_few(self, loop: tuple[Hashable, int]) -> bool:
         name, left = loop
+        if left > _MOST:
+            return False
         self._breaks[name].add(left)
-        return left <= _MOST and len(self._breaks[name]) <= _MOST_BREAKS
+        return len(self._breaks[name]) <= _MOST_BREAKS
 
 
 def _loops_around(frame: Any) -> list[tuple[Hashable, int]] | None:
@@ -185,9 +187,12 @@ def _calls_an_item(frame: Any) -> bool:
     """Whether what a frame calls is in a list of modules, or a dict, of a module that it has."""
     last = getattr(frame, _CALLED, None)
     called = None if last is None else _value_of(last.realize())
+    if called is None:
+        return False
     owners = [each for each in frame.f_locals.values() if isinstance(each, torch.nn.Module)]
-    lists = (part for owner in owners for part in owner.modules() if isinstance(part, _LISTS))
-    return called is not None and any(each is called for part in lists for each in part.children())
+    return any(
+        each is called for own in owners for own_list in lists_of_modules(own) for each in own_list
+    )
 
 
 def _is_list(variable: Any) -> bool:
@@ -200,19 +205,16 @@ def _is_list(variable: Any) -> bool:
 
 def _value_of(variable: Any) -> Any:
     """Give a module; `None` of anything else, and where Dynamo knows it by a name alone."""
-    return getattr(variable, "value", None) if isinstance(variable, _MODULES) else None
+    return getattr(variable, "value", None) if isinstance(variable, MODULES) else None
 
 
 def _module_in(variable: Any) -> Any:
     """Give a module, or the one among the items of a tuple, as Dynamo has it."""
-    if isinstance(variable, _MODULES):
+    if isinstance(variable, MODULES):
         return getattr(variable, "value", variable)
     items = variable.items if isinstance(variable, TupleVariable) else ()
-    return next((_module_in(each) for each in map(_realized, items) if _module_in(each)), None)
-
-
-def _realized(variable: Any) -> Any:
-    return variable.realize()
+    found = (_module_in(each.realize()) for each in items)
+    return next((module for module in found if module is not None), None)
 
 
 def _left(frame: Any, iterator: Any) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from torch._dynamo.variables.nn_module import NNModuleVariable, UnspecializedNNM
 
 __all__ = [
     "ALONE",
+    "MODULES",
     "NESTED",
     "Across",
     "go_on_only_in_calls",
@@ -32,7 +33,7 @@ ALONE = {"nested_graph_breaks": False} if _HAS_IT else {}
 NESTED = {"nested_graph_breaks": True} if _HAS_IT else ALONE
 _ASKED_ACROSS = "autograd.grad with external grad_fn"  # as Dynamo names such a break
 _CALLED = "remat_called"
-_MODULES = NNModuleVariable, UnspecializedNNModuleVariable
+MODULES = NNModuleVariable, UnspecializedNNModuleVariable
 _OF_COMPREHENSION = ".0"  # which Python 3.11 calls as a function, by a name that Dynamo changes
 _RESUMED = "torch_dynamo_resume_in"
 
@@ -88,9 +89,9 @@ def go_on_only_in_calls(original: Any) -> Any:
 
 def _is_called(function: Any, called: Any) -> bool:
     called = called.realize()
-    if isinstance(called, GetAttrVariable) and isinstance(called.obj, _MODULES):
+    if isinstance(called, GetAttrVariable) and isinstance(called.obj, MODULES):
         part = getattr(getattr(called.obj, "value", None), called.name, None)
         return isinstance(part, torch.nn.Module)
-    if isinstance(called, _MODULES):
+    if isinstance(called, MODULES):
         return True
     return hasattr(called, "get_code") and called.get_code() is function.get_code()

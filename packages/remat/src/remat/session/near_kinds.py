@@ -218,8 +218,9 @@ class Kinds:
 
     def outlines_beside(self, numbers: Iterable[int]) -> tuple[str, ...]:
         """Give the hashes of the outlines of the first that were met, without some."""
-        others = (kind for number, kind in self._kinds.items() if number not in set(numbers))
-        return tuple(kind.outline for kind in islice(others, MOST_EARLIER) if kind.met)
+        left_out = set(numbers)
+        others = (k for number, k in self._kinds.items() if k.met and number not in left_out)
+        return tuple(kind.outline for kind in islice(others, MOST_EARLIER))
 
     @property
     def next_number(self) -> int:
