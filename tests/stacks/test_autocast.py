@@ -1,5 +1,6 @@
 """Autocast and 16-bit types: the bits of eager, wherever forward and backward are called."""
 
+import copy
 import dataclasses
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -149,6 +150,63 @@ def test_a_backward_of_many_kinds_of_operators_within_autocast(autocast):
         with torch.autocast("cpu", dtype=autocast):
             loss.backward()
         found.append([parameter.grad for parameter in model.parameters()])
+    for got, expected in zip(*found, strict=True):
+        assert torch.equal(got, expected)
+
+
+class InFullPrecision(nn.Module):
+    """Products that leave the autocast around them, for themselves or within another one."""
+
+    def __init__(self):
+        super().__init__()
+        self.enter, self.full, self.leave = nn.Linear(8, 16), nn.Linear(16, 16), nn.Linear(16, 4)
+        self.own = nn.Parameter(torch.randn(16, 16) / 4)
+
+    def forward(self, x):
+        h = self.enter(x).relu()
+        with torch.autocast("cpu", enabled=False):
+            h = self.full(h.float()).tanh()
+            with torch.autocast("cpu", dtype=BF16):
+                h = self.full(h)
+            h = torch.cdist(h.float(), self.own) @ self.own
+        return self.leave(_Scored.apply(h, self.own))
+
+
+class _Scored(torch.autograd.Function):
+    """A product whose backward is written in 32 bits."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x @ weight
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, weight = (saved.float() for saved in ctx.saved_tensors)
+        return gradient.float() @ weight.T, x.T @ gradient.float()
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # TorchDynamo does
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("within", [False, True], ids=["after it", "within it"])
+@pytest.mark.parametrize("compiled", [False, True], ids=["rematerialized", "compiled"])
+def test_products_in_full_precision_within_an_autocast(compiled, within):
+    x, found = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)), []
+    torch.manual_seed(0)
+    eager = InFullPrecision()
+    model = copy.deepcopy(eager)
+    if compiled:
+        model = torch.compile(model, backend="remat", options={"budget": "1MiB"})
+    else:
+        model = remat.rematerialize(model, budget="1MiB", limit_seconds=LIMIT_SECONDS)
+    for trained in (model, eager):
+        with cast(BF16):
+            loss = square(trained(x).float())
+            if within:
+                loss.backward()
+        if not within:
+            loss.backward()
+        found.append([parameter.grad for parameter in trained.parameters()])
     for got, expected in zip(*found, strict=True):
         assert torch.equal(got, expected)
 

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from torch._dynamo.convert_frame import compile_lock
 from torch._export.utils import _compiling_state_context
+from torch._functorch import config
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
@@ -165,6 +166,8 @@ def _traced(
 def _exported(
     stack: contextlib.ExitStack, module: torch.nn.Module, tensors: list[torch.Tensor]
 ) -> Any:
+    # Autograd runs a backward in the autocast of who calls it, and that is seldom the forward's
+    stack.enter_context(config.patch(backward_pass_autocast="off"))
     try:
         return aot_export_joint_with_descriptors(stack, module, tuple(tensors))
     except (CaptureError, *_DATA_DEPENDENT):
