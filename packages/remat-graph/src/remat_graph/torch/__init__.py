@@ -38,10 +38,12 @@ from remat_graph.torch.process import (
     beside_profilers,
     collector_at_rest,
     generators_restored,
+    graph_runs,
     own_thread,
     process_lock,
     quietly,
     remember_generators,
+    remember_modes,
 )
 from remat_graph.torch.program import (
     Alternative,
@@ -141,6 +143,7 @@ __all__ = [
     "forward_runs_again",
     "generators_restored",
     "get_capture",
+    "graph_runs",
     "has_sizes",
     "kernels_there_alone",
     "left_as_it_was",
@@ -162,6 +165,7 @@ __all__ = [
     "read_as_traced",
     "read_call",
     "remember_generators",
+    "remember_modes",
     "remember_state",
     "results_of",
     "run_fused",

@@ -18,19 +18,22 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import torch
+from torch.autograd import forward_ad
 
 __all__ = [
     "beside_profilers",
     "collector_at_rest",
     "generators_restored",
+    "graph_runs",
     "own_thread",
     "process_lock",
     "quietly",
     "remember_generators",
+    "remember_modes",
     "remember_numbers",
 ]
 
@@ -119,6 +122,64 @@ def quietly() -> Iterator[None]:
     with process_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+@contextmanager
+def graph_runs() -> Iterator[None]:
+    """Run a graph of TorchDynamo: quietly, and without what it set if it raises.
+
+    It enters an autocast and leaves it by two calls, and switches gradients off and on by two. If
+    an operator between them raised, it left the autocast's nesting one too deep: then autograd's
+    casts of weights are never cleared again in this process.
+    """
+    put_back = remember_modes()
+    try:
+        with quietly():
+            yield
+    except BaseException:
+        put_back()
+        raise
+
+
+def remember_modes() -> Callable[[], None]:
+    """Note how this thread differentiates and casts; give what puts that back.
+
+    That is whether gradients and autocast are on, and the transforms of `torch.func` it is in.
+    """
+    has_grad, is_cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    has_forward_grad = torch._C._is_fwd_grad_enabled()
+    transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
+    kinds = _kinds_of_devices()
+    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    depth = _depth_of_autocast()
+
+    def put_back() -> None:
+        if torch._C._functorch.get_dynamic_layer_stack_depth() > transforms:
+            torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
+            if forward_ad._current_level < 0:  # torch itself has no dual level open
+                with suppress(RuntimeError):  # nor has a graph
+                    torch._C._exit_dual_level(level=0)
+        torch._C._set_fwd_grad_enabled(has_forward_grad)
+        torch.set_grad_enabled(has_grad)
+        for kind, enabled, dtype in autocast:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(is_cached)
+        for _ in range(depth, _depth_of_autocast()):
+            if torch.autocast_decrement_nesting() == 0:
+                torch.clear_autocast_cache()
+
+    return put_back
+
+
+def _depth_of_autocast() -> int:
+    torch.autocast_increment_nesting()
+    return torch.autocast_decrement_nesting()
+
+
+def _kinds_of_devices() -> tuple[str, ...]:
+    accelerator = torch.accelerator.current_accelerator()
+    return ("cpu", "cuda") if accelerator is None else ("cpu", accelerator.type)
 
 
 @contextmanager

@@ -30,6 +30,7 @@ from remat_graph.torch import (
     original_forward,
     original_forwards,
     read_call,
+    remember_modes,
     tensor_at,
 )
 
@@ -125,10 +126,12 @@ def measure_outside_loss(
 
 def _run_without_gradients(forward: Callable[[], Any]) -> Any:
     """Run a forward without gradients, or with them if it asks for some itself."""
+    modes_put_back = remember_modes()
     try:
         with torch.no_grad():
             return forward()
     except RuntimeError:
+        modes_put_back()
         return forward()
 
 
@@ -156,10 +159,12 @@ def _undone(
         for item in program.inputs
         if item.variable in program.gradients
     ]
+    modes_put_back = remember_modes()  # what raises within a context of the forward leaves them
     with generators_restored(), original_forwards(module), left_as_it_was(module):
         try:
             yield lambda: original_forward(module)(*args, **kwargs), sources
         finally:
+            modes_put_back()
             with torch.no_grad():
                 for target, data in zip(targets, before, strict=True):
                     target.copy_(data)

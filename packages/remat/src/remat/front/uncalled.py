@@ -53,7 +53,7 @@ class FirstCall:
 
     def _came(self) -> None:
         if self._awaited:
-            self._end()
+            self.end()
             _called.add(self)
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -66,12 +66,13 @@ class FirstCall:
         stepped = (id(each) for group in optimizer.param_groups for each in group["params"])
         if own.isdisjoint(stepped):
             return
-        self._end()
+        self.end()
         others = (id(each) for other in list(_called) for each in other._parameters())
         if own.isdisjoint(others):
             warnings.warn(_UNCALLED.format(self._name), BudgetWarning, stacklevel=2)
 
-    def _end(self) -> None:
+    def end(self) -> None:
+        """Wait for the call no more."""
         self._awaited = False
         stop_telling(self)
 

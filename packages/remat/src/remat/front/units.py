@@ -124,6 +124,7 @@ def unwrap_units(model: torch.nn.Module) -> None:
             unit = copy_within(model, name)
             original = forward.instance_forward
             unit.__dict__.pop("forward")
+            unit.__dict__.pop("_compiled_call_impl", None)
             if original is not None:
                 unit.__dict__["forward"] = original
             for key, hook in list(unit._forward_pre_hooks.items()):

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
-import inspect
-import logging
-import threading
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 
 from remat.budgets.auto import OptimizerLike
-from remat.dynamo import Across
 from remat.errors import RematError
-from remat.front.bound import Bound, bind_to_copy
-from remat.front.classes import Classes
-from remat.front.dispatch_modes import is_beneath_a_mode
-from remat.front.hooks import Hooks, global_hooks
-from remat.front.machine import Machine, new_machine
-from remat.front.uncalled import FirstCall
+from remat.front.bound import bind_to_copy
+from remat.front.planned_forward import RematForward, is_rematerialized
 from remat.front.units import (
     RegionForward,
     Regions,
     choose_regions,
     copy_within,
     shallow_copy,
-    tensors_of,
     unwrap_units,
 )
 from remat.planning.infeasible import NotPlanned, OnInfeasible
@@ -37,28 +24,13 @@ from remat.planning.kernels import Kernels
 from remat.planning.outputs import Outputs
 from remat.planning.settings import Settings, as_args
 from remat.planning.user_plan import PlanLike
-from remat.refusals import (
-    refuse_checkpointed,
-    refuse_scripted,
-    refuse_transforms,
-    refuse_unpicklable,
-    refuse_wrapped,
-)
-from remat.session.run_again import rebuilt
+from remat.refusals import refuse_scripted, refuse_wrapped
 from remat_exec import Loss
-from remat_graph.torch import (
-    Costs,
-    copied,
-    generators_restored,
-    left_as_it_was,
-    process_lock,
-)
+from remat_graph.torch import Costs
 from remat_partition import Partitioner
 from remat_solvers import Progress, Solver
 
-__all__ = ["RematForward", "rematerialize"]
-
-logger = logging.getLogger(__name__)
+__all__ = ["rematerialize"]
 
 Module = TypeVar("Module", bound=torch.nn.Module)
 
@@ -187,7 +159,7 @@ def rematerialize(
     """
     if not isinstance(model, torch.nn.Module):
         raise RematError(f"need a torch.nn.Module, not a {type(model).__name__}")
-    if isinstance(model.__dict__.get("forward"), RematForward):
+    if is_rematerialized(model):
         raise RematError("the model is rematerialized already; start from the original")
     refuse_wrapped(model)
     refuse_scripted(model)
@@ -209,7 +181,7 @@ def rematerialize(
     bound = bind_to_copy(wrapped, model)
     forward = RematForward(wrapped, settings, wrapped.__dict__.get("forward"), bool(chosen))
     forward.original, forward.bound = model, bound  # the first for weak references within it
-    wrapped.__dict__["forward"] = wrapped.__dict__[_FORWARD] = forward
+    forward.stand_in()
     wrapped.__dict__["plan"] = NotPlanned()
     wrapped.register_forward_pre_hook(forward.check_owner)
     for block in blocks:
@@ -218,177 +190,3 @@ def rematerialize(
         with torch.enable_grad():
             forward.prepare(as_args(args), dict(kwargs or {}))
     return wrapped
-
-
-_FORWARD = "_remat_forward"
-_making = threading.Lock()
-
-
-class RematForward:
-    """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
-
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        settings: Settings,
-        instance_forward: Any = None,
-        by_regions: bool = False,
-    ) -> None:
-        self._module, self._settings = module, settings
-        self._instance_forward, self._by_regions = instance_forward, by_regions
-        self.bound: Bound | None = None
-        self._dress()
-
-    def _dress(self) -> None:
-        self.original: torch.nn.Module | None = None
-        self._classes: Classes | None = None
-        self._across, self._hooks = Across(), Hooks(self._module)
-        self._first = FirstCall(self._module)
-        unbound = self._instance_forward or type(self._module).forward
-        functools.update_wrapper(self, unbound, updated=())
-        self.__dict__.pop("__wrapped__")  # whoever unwraps wrappers must not unwrap this one
-        signature = inspect.signature(unbound)
-        if self._instance_forward is None:
-            parameters = list(signature.parameters.values())[1:]
-            signature = signature.replace(parameters=parameters)
-        self.__signature__ = signature
-
-    @property
-    def __self__(self) -> torch.nn.Module:
-        """The module, as bound methods have it."""
-        return self._module
-
-    @property
-    def __func__(self) -> Callable[..., Any]:
-        """A function of the module and a call, as bound methods have it: wrappers look for it."""
-
-        def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return module.__dict__[_FORWARD](*args, **kwargs)
-
-        functools.update_wrapper(forward, self, updated=())
-        del forward.__wrapped__  # type: ignore[attr-defined]
-        own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        parameters = [own, *self.__signature__.parameters.values()]
-        forward.__signature__ = self.__signature__.replace(parameters=parameters)  # type: ignore[attr-defined]
-        return forward
-
-    def check_owner(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-        """Refuse, as a hook, a `copy.copy` of the module: what is set on it would not be seen.
-
-        Raises:
-            RematError: if the module called is not the one that this belongs to.
-        """
-        if module is not self._module:
-            raise RematError(
-                "this is a copy.copy of a rematerialized model, and still runs the one it is a "
-                "copy of; use copy.deepcopy, or call remat.rematerialize on a copy of the original"
-            )
-
-    @property
-    def instance_forward(self) -> Callable[..., Any] | None:
-        """The forward that was set on the original module, if one was."""
-        return self._instance_forward  # type: ignore[no-any-return]
-
-    @property
-    def original_forward(self) -> Callable[..., Any]:
-        """The forward of the module's class, or the one that was set on the original module."""
-        if self._instance_forward is not None:
-            return self._instance_forward  # type: ignore[no-any-return]
-        return type(self._module).forward.__get__(self._module)  # type: ignore[no-any-return]
-
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the forward of the module, by a plan if gradients are on."""
-        if self.bound is not None:
-            self.bound.follow()
-        if torch.is_grad_enabled():
-            refuse_transforms()
-            refuse_checkpointed(type(self._module).__name__)
-        if not torch.is_grad_enabled() or is_beneath_a_mode():
-            for sessions, _ in list(self.__dict__.get("_machines", {}).values()):
-                sessions.rest()
-            return self.original_forward(*args, **kwargs)
-        sessions, compiled = self._machine
-        run = self.original_forward
-        if not self._by_regions:
-            run = compiled(run, self._hooks.state())
-        with sessions.taken() as session, self._first.watched(session):
-            before = session.call_arguments, session.rebuild
-            session.call_arguments = args, kwargs
-            session.rebuild = functools.partial(rebuilt, self._module, run, args, kwargs)
-            try:
-                return session.run(run, *args, **kwargs)
-            finally:
-                session.call_arguments, session.rebuild = before  # nothing holds the batch
-
-    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Plan for a call."""
-        self.__signature__.bind(*args, **kwargs)  # a call that Python would refuse is no new shape
-        if self._settings.budget.is_auto:  # what is free is known at the first step
-            return
-        sessions, _ = self._machine
-        module = self._module
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(process_lock)
-            stack.enter_context(generators_restored())
-            stack.enter_context(left_as_it_was(module))
-            stack.callback(copied(module.buffers()))
-
-            @functools.cache  # parameters are as large as a model: code in no graph may change them
-            def before_code() -> None:
-                stack.callback(copied(tensors_of(module)))
-
-            with sessions.taken() as session:
-                session.prepare(lambda: self(*args, **kwargs), before_code)
-            plan = module.__dict__["plan"]
-        module.__dict__["plan"] = plan
-        self._first = FirstCall(module)
-
-    def run_region(self, block: torch.nn.Module, args: Any, kwargs: Any) -> Any:
-        """Run the forward of a submodule as a region; blocks of one class share their graphs."""
-        sessions, compiled = self._machine
-        run = compiled(type(block).forward, None)
-        with sessions.taken() as session, self._first.watched(session):
-            return session.run(run, block, *args, **kwargs)
-
-    @property
-    def _machine(self) -> Machine:
-        """What plans and compiles for this model, as long as all modules have the same hooks."""
-        hooks = global_hooks()
-        machines = self.__dict__.setdefault("_machines", {})
-        with _making:
-            if not (self._classes and self._classes.are_as_they_were()) or self._across.is_news():
-                machines.clear()
-                self._classes = Classes(self._module)
-            if hooks not in machines:
-                machines[hooks] = new_machine(
-                    self._module, self._settings, self._across, one_region=not self._by_regions
-                )
-            machine: Machine = machines[hooks]
-        return machine
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> RematForward:
-        module = copy.deepcopy(self._module, memo)
-        instance_forward = copy.deepcopy(self._instance_forward, memo)
-        forward = RematForward(module, self._settings, instance_forward, self._by_regions)
-        memo[id(self)] = forward
-        forward.bound = copy.deepcopy(self.bound, memo)
-        return forward
-
-    def __getstate__(self) -> dict[str, Any]:
-        refuse_unpicklable(self._settings.loss, self._settings.optimizer)
-        return {
-            "by_regions": self._by_regions,
-            "module": self._module,
-            "settings": replace(self._settings, progress=None),
-            "instance_forward": self._instance_forward,
-            "bound": self.bound,
-        }
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Come back without plans: they are made again at the first call."""
-        self._module, self._settings = state["module"], state["settings"]
-        self._by_regions = state["by_regions"]
-        self._instance_forward = state["instance_forward"]
-        self.bound = state["bound"]
-        self._dress()

@@ -24,7 +24,7 @@ from remat.session.refused import RefusedCaptures
 from remat.session.shown import Learned, SeenLoss, Shown
 from remat.session.sized_captures import SizedCaptures
 from remat_exec import Executor, Runnable
-from remat_graph.torch import Capture, flatten, quietly, sharing
+from remat_graph.torch import Capture, flatten, graph_runs, sharing
 
 __all__ = [
     "Prepared",
@@ -107,7 +107,7 @@ class Region:
 
     def plain(self, inputs: Sequence[Any]) -> list[torch.Tensor]:
         """Run it as it is, with nothing checkpointed, and give the tensors that it returns."""
-        with quietly():
+        with graph_runs():
             return flatten(self.graph(*inputs))[0]
 
     def numbers(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -329,7 +329,7 @@ def is_unrehearsed(plan: object) -> bool:
 
 def run_as_it_is(graph: torch.fx.GraphModule, counters: Counters, inputs: Sequence[Any]) -> Any:
     """Run a graph without a plan."""
-    with quietly():  # torch warns of tensors where the user's code had arrays
+    with graph_runs():  # torch warns of tensors where the user's code had arrays
         return counters.put_back(graph(*inputs), inputs)
 
 

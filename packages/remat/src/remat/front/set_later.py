@@ -1,0 +1,183 @@
+"""A forward that is set on a rematerialized module later, as trainers set it.
+
+Most call the forward that was there, which is planned, within something of their own: an autocast,
+a cast of what is returned. Others run the submodules in its place, as TRL's and Liger's do, whose
+loss needs no logits; then they are what has to be planned. Which it is shows in the first training
+call. If a submodule runs before the planned forward does, the call starts again, by a plan.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+from remat.errors import BudgetWarning
+from remat_graph.torch import remember_generators
+
+__all__ = ["ModuleCall", "Planned", "planned_forward_runs"]
+
+logger = logging.getLogger(__name__)
+
+_RAN = (
+    "a forward that was set on {} after remat.rematerialize ran as it is, over any budget: it did "
+    "not call the one that is planned. From the next call on it is planned in place of that one"
+)
+
+
+class Planned(Protocol):
+    """The planned forward of a module."""
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The module whose forward it is."""
+        ...
+
+    @property
+    def may_give_way(self) -> bool:
+        """Whether another can be planned in its place."""
+        ...
+
+    def give_way(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """Let another be planned in its place, and give that plan's forward."""
+        ...
+
+
+class ModuleCall:
+    """What `module(...)` runs of a rematerialized module, in place of `_call_impl`."""
+
+    def __init__(self, planned: Planned) -> None:
+        self._planned = planned
+        self._around: Callable[..., Any] | None = None  # was set, and calls the planned one
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module, having seen which forward it has."""
+        module = self._planned.module
+        run = functools.partial(type(module)._call_impl, module)
+        own = module.__dict__
+        found = own.get("forward")
+        if (
+            found is self._planned
+            or found is None
+            or isinstance(found, _FirstCalls)
+            or not self._planned.may_give_way
+            or not torch.is_grad_enabled()
+        ):
+            return run(*args, **kwargs)
+        if self._around is not None and found is self._around:
+            return self._run_around(found, run, *args, **kwargs)
+        first = own["forward"] = _FirstCalls(found, self._planned)
+        try:
+            return run(*args, **kwargs)
+        finally:
+            if own["forward"] is first:
+                own["forward"] = found
+                self._around = found if first.calls_planned else None
+
+    def _run_around(
+        self, found: Callable[..., Any], run: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Any:
+        with _Watch(self._planned) as watch:
+            returned = run(*args, **kwargs)
+        if not watch.saw_planned:
+            self._around = None
+            _tell_of(found, self._planned, returned)
+        return returned
+
+
+class _FirstCalls:
+    """Runs a forward that was set later, and sees whether it calls the planned one."""
+
+    def __init__(self, forward: Callable[..., Any], planned: Planned) -> None:
+        self._forward, self._planned = forward, planned
+        self.calls_planned = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run it; from its start again, by a plan, if it runs submodules in place of that one."""
+        put_generators_back = remember_generators()
+        try:
+            with _Watch(self._planned, stops=True) as watch:
+                returned = self._forward(*args, **kwargs)
+        except _RunsSubmodules:
+            put_generators_back()
+            logger.info("planning %s, which was set on the module", _named(self._forward))
+            return self._planned.give_way(self._forward)(*args, **kwargs)
+        self.calls_planned = watch.saw_planned
+        if not watch.saw_planned:
+            _tell_of(self._forward, self._planned, returned)
+        return returned
+
+
+def _tell_of(forward: Callable[..., Any], planned: Planned, returned: Any) -> None:
+    """Plan a forward from now on that was not planned, if it trains anything."""
+    leaves = tree_leaves(returned)
+    if any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in leaves):
+        warnings.warn(_RAN.format(type(planned.module).__name__), BudgetWarning, stacklevel=4)
+        planned.give_way(forward)
+
+
+def _named(forward: Callable[..., Any]) -> str:
+    code = getattr(forward, "__code__", None)
+    if code is None:
+        return repr(forward)
+    return f"{code.co_qualname} at {code.co_filename}:{code.co_firstlineno}"
+
+
+class _RunsSubmodules(BaseException):  # no `except Exception` in the forward catches it
+    """A forward that was set later runs a submodule, and has not called the planned one."""
+
+
+class _Watch:
+    """Sees, in this thread, whether a planned forward runs before a submodule does."""
+
+    def __init__(self, planned: Planned, *, stops: bool = False) -> None:
+        self.planned, self.saw_planned = planned, False
+        self._stops, self._handles = stops, list[RemovableHandle]()
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> _Watch:
+        self._before = getattr(_here, "watch", None)
+        _here.watch = self
+        if self._stops:
+            module = self.planned.module
+            inner = (part for part in module.modules() if part is not module)
+            self._handles = [part.register_forward_pre_hook(self._stop) for part in inner]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        _here.watch = self._before
+        self.end()
+
+    def see(self, forward: Any) -> None:
+        """See that a planned forward runs, in training."""
+        if forward is self.planned:
+            self.saw_planned = True
+            self.end()
+
+    def end(self) -> None:
+        """Stop at no submodule any more."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _stop(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        if torch.is_grad_enabled() and threading.get_ident() == self._thread:
+            raise _RunsSubmodules
+
+
+_here = threading.local()
+
+
+def planned_forward_runs(forward: Any) -> None:
+    """Say that a planned forward runs."""
+    watch: _Watch | None = getattr(_here, "watch", None)
+    if watch is not None and torch.is_grad_enabled():
+        watch.see(forward)

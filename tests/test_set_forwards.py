@@ -1,0 +1,222 @@
+"""A forward that is set on a rematerialized model later, as trainers set it."""
+
+import copy
+import functools
+import pickle
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+import remat
+
+STEPS = 4
+
+
+class Model(nn.Module):
+    """A body and a head; draws, and counts its forwards."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(
+            *(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(4))
+        )
+        self.head = nn.Linear(16, 8)
+        self.calls = 0
+
+    def forward(self, x, fused=False):
+        self.calls += 1
+        return self.head(self.body(x + torch.rand_like(x)))
+
+
+def submodules_in_place(model):
+    """A loss that needs no output of the whole, after a draw, as TRL sets it."""
+    original = model.forward
+
+    @functools.wraps(type(model).forward)
+    def forward(self, x, fused=False):
+        if not fused:
+            return original(x)
+        x = x + torch.rand_like(x)
+        return self.head(self.body(x)).square().mean(-1, keepdim=True)
+
+    model.forward = types.MethodType(forward, model)
+
+
+def something_around(model):
+    """A cast of what is returned, as Accelerate sets it."""
+    original = model.forward.__func__
+
+    def forward(self, *args, **kwargs):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return original(self, *args, **kwargs).float()
+
+    model.forward = types.MethodType(forward, model)
+
+
+def both(model):
+    """One around the other."""
+    submodules_in_place(model)
+    something_around(model)
+
+
+def parameters_alone(model):
+    """No submodule is called."""
+
+    def forward(self, x, fused=False):
+        return nn.functional.linear(x, self.head.weight, self.head.bias).sigmoid()
+
+    model.forward = types.MethodType(forward, model)
+
+
+def made():
+    torch.manual_seed(0)
+    return Model()
+
+
+def train(model, ways, seen=None):
+    """Give losses, gradients and draws of steps."""
+    found = []
+    torch.manual_seed(1)
+    for fused in ways:
+        x = torch.randn(64, 16)
+        model.zero_grad()
+        loss = model(x, fused=fused).square().mean()
+        loss.backward()
+        found += [
+            loss.detach(),
+            torch.rand(1),
+            *(p.grad for p in model.parameters() if p.grad is not None),
+        ]
+        if seen is not None:
+            seen.append(str(model.plan))
+    return found
+
+
+def assert_same(found, expected):
+    assert len(found) == len(expected)
+    assert all(map(torch.equal, found, expected))
+
+
+@pytest.mark.parametrize("kind", [submodules_in_place, both])
+def test_what_runs_the_submodules_is_planned_from_its_first_call_on(kind):
+    eager = made()
+    kind(eager)
+    expected = train(eager, [True] * STEPS)
+    model = remat.rematerialize(made(), budget=0.8)
+    entered = []
+    model.register_forward_pre_hook(lambda *_: entered.append(1))
+    kind(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(train(model, [True] * STEPS), expected)
+    assert len(entered) == STEPS
+    assert model.plan.recomputations > 0
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+    with torch.no_grad():
+        assert model(torch.randn(3, 16)).shape == (3, 8)
+
+
+def test_what_calls_the_planned_forward_stays_around_it():
+    eager = made()
+    something_around(eager)
+    expected = train(eager, [False] * STEPS)
+    model = remat.rematerialize(made(), budget=0.8)
+    something_around(model)
+    around = model.forward
+    assert_same(train(model, [False] * STEPS), expected)
+    assert model.__dict__["forward"] == around
+    assert model.plan.recomputations > 0
+    assert model.calls == eager.calls
+
+
+def test_one_that_does_either_is_planned_for_both():
+    ways = [False, True, True, False, True]
+    eager = made()
+    submodules_in_place(eager)
+    expected = train(eager, ways)
+    model = remat.rematerialize(made(), budget=1.0)
+    submodules_in_place(model)
+    with pytest.warns(remat.BudgetWarning, match="ran as it is, over any budget") as told:
+        assert_same(train(model, ways), expected)
+    assert len(told) == 1
+    assert model.calls == eager.calls
+
+
+def test_one_that_begins_with_the_submodules_is_planned_for_both():
+    ways = [True, False, False, True]
+    eager = made()
+    submodules_in_place(eager)
+    expected = train(eager, ways)
+    model = remat.rematerialize(made(), budget=0.9)
+    submodules_in_place(model)
+    plans = []
+    assert_same(train(model, ways, plans), expected)
+    assert all("peak, measured" in plan for plan in plans)
+
+
+def test_one_that_uses_parameters_alone_is_told_of_and_then_planned():
+    eager = made()
+    parameters_alone(eager)
+    expected = train(eager, [True] * STEPS)
+    model = remat.rematerialize(made(), budget="1MiB")
+    parameters_alone(model)
+    with pytest.warns(remat.BudgetWarning, match="ran as it is, over any budget"):
+        assert_same(train(model, [True] * STEPS), expected)
+    assert model.plan.measured_peak_bytes <= model.plan.budget_bytes
+
+
+def test_one_is_set_over_another():
+    eager = made()
+    submodules_in_place(eager)
+    expected = train(eager, [True] * 2)
+    something_around(eager)
+    expected += train(eager, [True] * 2)
+    model = remat.rematerialize(made(), budget=0.8)
+    submodules_in_place(model)
+    found = train(model, [True] * 2)
+    something_around(model)
+    assert_same(found + train(model, [True] * 2), expected)
+
+
+def test_an_error_before_any_submodule_leaves_all_as_it_was():
+    model = remat.rematerialize(made(), budget=0.8)
+    submodules_in_place(model)
+    set_later = model.__dict__["forward"]
+    with pytest.raises(TypeError):
+        model("no tensor", fused=True)
+    assert model.__dict__["forward"] is set_later
+    assert not any(part._forward_pre_hooks for part in model.body.modules())
+    eager = made()
+    submodules_in_place(eager)
+    assert_same(train(model, [True] * 2), train(eager, [True] * 2))
+
+
+def test_a_copy_of_one_whose_forward_was_set_trains_and_so_does_what_was_pickled():
+    model = remat.rematerialize(made(), budget=0.8)
+    again = pickle.loads(pickle.dumps(model))
+    assert_same(train(again, [False] * 2), train(made(), [False] * 2))
+    submodules_in_place(model)
+    train(model, [True])
+    other, eager = copy.deepcopy(model), made()
+    submodules_in_place(eager)
+    assert_same(train(other, [True] * 2), train(eager, [True] * 2))
+    assert other.plan.recomputations > 0
+
+
+def test_regions_have_their_own_forwards():
+    eager = made()
+    submodules_in_place(eager)
+    model = remat.rematerialize(made(), budget=1.0, regions="body.*")
+    submodules_in_place(model)
+    assert_same(train(model, [True] * STEPS), train(eager, [True] * STEPS))
+    assert "4 calls of regions" in str(model.plan)
+
+
+def test_it_is_rematerialized_whatever_was_set():
+    model = remat.rematerialize(made(), budget=0.8)
+    submodules_in_place(model)
+    with pytest.raises(remat.RematError, match="rematerialized already"):
+        remat.rematerialize(model, budget=0.8)
