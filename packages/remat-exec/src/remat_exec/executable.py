@@ -300,7 +300,7 @@ class Executable:
         if autocast is not None:
             self.room.check_peak(
                 code.peak_bytes,
-                "in an autocast that its forward was not in",
+                "within an autocast, which casts what the forward ran in another type",
                 "leave the autocast before backward, or raise the budget",
             )
         return Variant(missing, code, self.capture.program, self.whole_program)

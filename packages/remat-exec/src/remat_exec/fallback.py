@@ -63,7 +63,7 @@ def _computations(graph: Graph, planned: tuple[Step, ...], kept: dict[str, None]
                     raise BackwardError(
                         f"this backward needs {value!r}, made by {maker.name!r}, which can run "
                         f"only once and whose result the plan did not keep; run forward again, it "
-                        f"will be planned anew"
+                        f"will be planned anew, if the budget has room for that"
                     )
                 compute(maker.name)
         order.append(name)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 __all__ = ["WrittenInputs"]
 
@@ -77,7 +78,16 @@ def _is_written(node: fx.Node) -> bool:
         and example._version > 0
         and example.requires_grad
         and not example.is_leaf
+        and example._version > _version_at_first(node)
     )
+
+
+def _version_at_first(node: fx.Node) -> int:
+    """Give the version that a stand-in begins with: setting it into a memory may count as one."""
+    origin = node.meta.get("grapharg")
+    if origin is None or not isinstance(origin.example, torch.Tensor):
+        return 0
+    return FakeTensorMode().from_tensor(origin.example, static_shapes=True)._version
 
 
 def _is_of_module(node: fx.Node) -> bool:
