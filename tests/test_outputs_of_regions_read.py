@@ -147,3 +147,42 @@ def test_what_code_between_regions_reads_is_right(every):
     assert module.sums == eager.sums
     assert torch.equal(output["logits"], expected["logits"])
     assert not deferred(model)
+
+
+LARGE = 2**20  # numbers, which nothing can plan
+
+
+@torch.compiler.disable
+def weighed(x):
+    return x * (1 + torch.zeros(LARGE).sum())
+
+
+class Weighed(torch.nn.Module):
+    """Two regions, between which code takes more than all else."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(16, 64), torch.nn.Tanh(), torch.nn.Linear(64, 16)
+        )
+
+    def forward(self, x):
+        x = weighed(self.layers(x))
+        return {"loss": x.square().mean(), "sines": x.sin(), "cosines": (x * 2).cos()}
+
+
+def test_steps_that_read_are_refused_in_the_end_where_no_plan_fits():
+    model = remat.rematerialize(Weighed(), budget=4 * LARGE - 2**16, limit_seconds=0.1)
+    x, over, told = torch.randn(256, 16), 0, 0
+    with pytest.raises((remat.BudgetTooSmall, remat.BudgetExceeded)):  # noqa: PT012
+        for _ in range(12):
+            model.zero_grad()
+            with warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                with measure_peak() as peak:
+                    output = model(x)
+                    output["sines"].sum().item()
+                    output["loss"].backward()
+            over += peak.peak_bytes > 4 * LARGE - 2**16
+            told += any("more than the budget" in str(each.message) for each in caught)
+    assert told + 1 >= over >= 4  # the last is raised, and each is told of at the next

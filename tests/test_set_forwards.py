@@ -105,7 +105,7 @@ def test_what_runs_the_submodules_is_planned_from_its_first_call_on(kind):
     eager = made()
     kind(eager)
     expected = train(eager, [True] * STEPS)
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     entered = []
     model.register_forward_pre_hook(lambda *_: entered.append(1))
     kind(model)
@@ -123,7 +123,7 @@ def test_what_calls_the_planned_forward_stays_around_it():
     eager = made()
     something_around(eager)
     expected = train(eager, [False] * STEPS)
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     something_around(model)
     around = model.forward
     assert_same(train(model, [False] * STEPS), expected)
@@ -137,7 +137,7 @@ def test_one_that_does_either_is_planned_for_both():
     eager = made()
     submodules_in_place(eager)
     expected = train(eager, ways)
-    model = remat.rematerialize(made(), budget=1.0)
+    model = remat.rematerialize(made(), budget=1.0, limit_seconds=0.1)
     submodules_in_place(model)
     with pytest.warns(remat.BudgetWarning, match="ran as it is, over any budget") as told:
         assert_same(train(model, ways), expected)
@@ -150,7 +150,7 @@ def test_one_that_begins_with_the_submodules_is_planned_for_both():
     eager = made()
     submodules_in_place(eager)
     expected = train(eager, ways)
-    model = remat.rematerialize(made(), budget=0.9)
+    model = remat.rematerialize(made(), budget=0.9, limit_seconds=0.1)
     submodules_in_place(model)
     plans = []
     assert_same(train(model, ways, plans), expected)
@@ -161,7 +161,7 @@ def test_one_that_uses_parameters_alone_is_told_of_and_then_planned():
     eager = made()
     parameters_alone(eager)
     expected = train(eager, [True] * STEPS)
-    model = remat.rematerialize(made(), budget="1MiB")
+    model = remat.rematerialize(made(), budget="1MiB", limit_seconds=0.1)
     parameters_alone(model)
     with pytest.warns(remat.BudgetWarning, match="ran as it is, over any budget"):
         assert_same(train(model, [True] * STEPS), expected)
@@ -174,7 +174,7 @@ def test_one_is_set_over_another():
     expected = train(eager, [True] * 2)
     something_around(eager)
     expected += train(eager, [True] * 2)
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     submodules_in_place(model)
     found = train(model, [True] * 2)
     something_around(model)
@@ -182,7 +182,7 @@ def test_one_is_set_over_another():
 
 
 def test_an_error_before_any_submodule_leaves_all_as_it_was():
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     submodules_in_place(model)
     set_later = model.__dict__["forward"]
     with pytest.raises(TypeError):
@@ -195,7 +195,7 @@ def test_an_error_before_any_submodule_leaves_all_as_it_was():
 
 
 def test_a_copy_of_one_whose_forward_was_set_trains_and_so_does_what_was_pickled():
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     again = pickle.loads(pickle.dumps(model))
     assert_same(train(again, [False] * 2), train(made(), [False] * 2))
     submodules_in_place(model)
@@ -209,14 +209,14 @@ def test_a_copy_of_one_whose_forward_was_set_trains_and_so_does_what_was_pickled
 def test_regions_have_their_own_forwards():
     eager = made()
     submodules_in_place(eager)
-    model = remat.rematerialize(made(), budget=1.0, regions="body.*")
+    model = remat.rematerialize(made(), budget=1.0, regions="body.*", limit_seconds=0.1)
     submodules_in_place(model)
     assert_same(train(model, [True] * STEPS), train(eager, [True] * STEPS))
     assert "4 calls of regions" in str(model.plan)
 
 
 def test_it_is_rematerialized_whatever_was_set():
-    model = remat.rematerialize(made(), budget=0.8)
+    model = remat.rematerialize(made(), budget=0.8, limit_seconds=0.1)
     submodules_in_place(model)
     with pytest.raises(remat.RematError, match="rematerialized already"):
         remat.rematerialize(model, budget=0.8)

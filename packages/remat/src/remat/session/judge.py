@@ -244,7 +244,7 @@ class Judge:
         if self.outputs.begin_watching():
             self._over_in_a_row, reason = 0, verdicts.WITHOUT
         elif forget_last(self.outputs.regions, error):
-            return True
+            reason, self.patterns.record_next = verdicts.FORGOTTEN, True
         elif record.was_read and self._over_in_a_row + 1 < _ATTEMPTS:
             self._over_in_a_row, reason = self._over_in_a_row + 1, verdicts.READ
             self.patterns.record_next = True

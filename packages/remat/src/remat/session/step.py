@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from remat.session.planned_patterns import PlannedPattern, PlannedPatterns
 from remat.session.recording import Recorded, RecordedCall, StepRecording, peak_as_if_new
 from remat.session.step_bound import StepBound
 from remat.session.step_planner import StepPlanner
+from remat_graph.torch import Mark
 from remat_solvers.step import RegionOption
 
 __all__ = ["StepState"]
@@ -43,7 +44,8 @@ class StepState:
     itself among them. The record is of the whole step; or it `begun_late`, with a region that
     earlier steps did not call; or it is that of one call of a region that has the budget for
     itself. A step that `runs_plain` is recorded for what plain autograd takes; nothing is planned
-    by one that `is_odd`: it asked for what nothing has room for, and was told of. `hooked` counts
+    by one that `is_odd`: it asked for what nothing has room for, and was told of, as `told_bytes`
+    that are in no plan; unless there is no plan, and it took more than that. `hooked` counts
     the calls of the step that have a leaf with a hook, by its `id`. `done` counts the steps of
     several regions that are over, on the `device` of the region that was found last.
     `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
@@ -74,6 +76,7 @@ class StepState:
         self.is_provisional = self._next_is_provisional = False
         self.is_new = self._next_is_new = self.is_odd = self.overlaps = False
         self.begun_late = self.runs_plain = False
+        self.told_bytes = 0
         self._recorded: Call | None = None
         self._recorded_ref: weakref.ref[Call] | None = None
         self._awaited: list[weakref.ref[Call]] = []
@@ -123,6 +126,7 @@ class StepState:
         self.hooked = Counter()
         self.outputs.clear()
         self.is_new = self.is_odd = self.overlaps = False
+        self.told_bytes = 0
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""
@@ -211,9 +215,17 @@ class StepState:
         return any(plan.is_superseded for plan, _ in self.calls)
 
     def _record(self) -> Recorded | None:
-        marks = self.recording.read() if self.noted and not self.is_odd else ()
+        marks = self.recording.read() if self.noted else ()
+        if marks and self.is_odd and not self._is_over_untold(marks):
+            marks = ()
         provisional, read = self.is_provisional or self._is_superseded, self.outputs.was_read
         return Recorded.of(self.noted, marks, read, provisional=provisional) if marks else None
+
+    def _is_over_untold(self, marks: Sequence[Mark]) -> bool:
+        """Whether a step without any plan took more beyond the budget than was told of."""
+        budget = None if self.patterns.planned else self.known_budget
+        most = max(mark.peak_bytes for mark in marks)
+        return budget is not None and most > budget + self.told_bytes
 
     def is_under_way(self, *, seen_forward: bool) -> bool:
         """Whether a call that comes now is of this step, since others wait for their backward.

@@ -120,6 +120,7 @@ class Unplanned:
         budget = None if call.warned else self._exceeded_with(more_bytes, at)
         if budget is not None:
             call.warned = True
+            self._step.told_bytes += more_bytes
             warnings.warn(text.format(more_bytes, budget), BudgetWarning, stacklevel=3)
 
     def _exceeded_with(self, more_bytes: int, at: int | None = None) -> int | None:

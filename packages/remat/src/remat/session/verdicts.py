@@ -6,6 +6,7 @@ __all__ = [
     "AT_FIRST",
     "BY_CALLS",
     "BY_PLAN",
+    "FORGOTTEN",
     "IN_PART",
     "LOSS_OVER",
     "NEXT",
@@ -31,6 +32,7 @@ BY_CALLS = (
     "so much its calls of regions keep and take at once by their schedules, with the gradients "
     "that they gave; what runs between them was not recorded"
 )
+FORGOTTEN = "no plan has room for what it asked for, so that is forgotten"
 WITHOUT = "no plan fits with all outputs made; from now on those beside the loss are made when read"
 IN_PART = "its calls of regions were not planned for; it was recorded from the first of these on"
 OTHERS_EXPECTED = "more calls were expected before its backward, which share the budget"
