@@ -41,7 +41,21 @@ def along_a_direction(scores: Tensor, labels: Tensor) -> Tensor:
     return torch.func.jvp(lambda each: scored(each, labels), (scores,), (ones,))[1]  # type: ignore[no-any-return]
 
 
-KINDS = [without_autocast, within_autocast, without_gradients, along_a_direction]
+def by_a_transform(scores: Tensor, labels: Tensor) -> Tensor:
+    gradient = torch.func.grad(lambda each: scored(each, labels))(scores)
+    return scored(scores + gradient, labels)
+
+
+def at_a_dual_level(scores: Tensor, labels: Tensor) -> Tensor:
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(scores, torch.ones_like(scores))
+        return forward_ad.unpack_dual(scored(dual, labels)).primal
+
+
+KINDS = [
+    without_autocast, within_autocast, without_gradients, along_a_direction, by_a_transform,
+    at_a_dual_level,
+]  # fmt: skip
 
 
 class Scores(nn.Module):
@@ -65,6 +79,7 @@ def modes() -> tuple[object, ...]:
         torch.is_grad_enabled(),
         torch._C._is_fwd_grad_enabled(),
         torch._C._functorch.get_dynamic_layer_stack_depth(),
+        torch._C._autograd._saved_tensors_hooks_is_enabled(),  # type: ignore[attr-defined]
     )
 
 

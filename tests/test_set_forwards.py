@@ -3,6 +3,7 @@
 import copy
 import functools
 import pickle
+import threading
 import types
 import warnings
 
@@ -60,6 +61,12 @@ def both(model):
     """One around the other."""
     submodules_in_place(model)
     something_around(model)
+
+
+def both_turned(model):
+    """The other around the one, which it calls now and then."""
+    something_around(model)
+    submodules_in_place(model)
 
 
 def parameters_alone(model):
@@ -145,13 +152,14 @@ def test_one_that_does_either_is_planned_for_both():
     assert model.calls == eager.calls
 
 
-def test_one_that_begins_with_the_submodules_is_planned_for_both():
+@pytest.mark.parametrize("kind", [submodules_in_place, both_turned])
+def test_one_that_begins_with_the_submodules_is_planned_for_both(kind):
     ways = [True, False, False, True]
     eager = made()
-    submodules_in_place(eager)
+    kind(eager)
     expected = train(eager, ways)
-    model = remat.rematerialize(made(), budget=0.9, limit_seconds=0.1)
-    submodules_in_place(model)
+    model = remat.rematerialize(made(), budget=1.0, limit_seconds=0.1)
+    kind(model)
     plans = []
     assert_same(train(model, ways, plans), expected)
     assert all("peak, measured" in plan for plan in plans)
@@ -220,3 +228,100 @@ def test_it_is_rematerialized_whatever_was_set():
     submodules_in_place(model)
     with pytest.raises(remat.RematError, match="rematerialized already"):
         remat.rematerialize(model, budget=0.8)
+
+
+def catches_all(model):
+    """A layer that fails is left out, whatever it raises."""
+
+    def forward(self, x, fused=False):
+        for layer in (*self.body, self.head):
+            try:
+                x = layer(x)
+            except BaseException:
+                x = x * 0
+        return x
+
+    model.forward = types.MethodType(forward, model)
+
+
+def a_teacher_first(model):
+    """A pass without gradients, a buffer and a counter come before any layer trains."""
+    original = model.forward
+
+    def forward(self, x, fused=False):
+        with torch.no_grad():
+            target = original(x)
+            self.mean.lerp_(x.mean(0), 0.1)
+        self.calls += 1
+        return self.head(self.norm(self.body(x - self.mean))) - target * self.calls
+
+    model.register_buffer("mean", torch.zeros(16))
+    model.norm = nn.BatchNorm1d(16)
+    model.forward = types.MethodType(forward, model)
+
+
+def in_a_thread(model):
+    """The planned one runs in another thread."""
+    original = model.forward
+
+    def forward(x, fused=False):
+        found = []
+        thread = threading.Thread(target=lambda: found.append(original(x)))
+        thread.start()
+        thread.join()
+        return found[0]
+
+    model.forward = forward
+
+
+@pytest.mark.parametrize("kind", [catches_all, a_teacher_first, in_a_thread])
+def test_the_first_call_leaves_no_trace(kind):
+    eager = made()
+    kind(eager)
+    model = made()
+    if kind is a_teacher_first:
+        model.register_buffer("mean", torch.zeros(16))
+        model.norm = nn.BatchNorm1d(16)
+    model = remat.rematerialize(model, budget=1.0, limit_seconds=0.1)
+    kind(model)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(train(model, [True] * 3), train(eager, [True] * 3))
+    assert_same([*model.buffers()], [*eager.buffers()])
+    assert model.calls == eager.calls
+    assert "peak, measured" in str(model.plan)
+
+
+def test_one_that_is_set_around_itself_runs_as_often():
+    eager, model = made(), remat.rematerialize(made(), budget=1.0, limit_seconds=0.1)
+    found = []
+    for each in (eager, model):
+        for _ in range(3):
+            submodules_in_place(each)
+            found.append(train(each, [True, False]))
+    for at in range(3):
+        assert_same(found[3 + at], found[at])
+    assert model.calls == eager.calls
+
+
+def test_forwards_that_are_set_in_turn_are_planned_once():
+    eager = made()
+    expected = []
+    model = remat.rematerialize(made(), budget=0.9, limit_seconds=0.1)
+    first, found, plans = model.forward, [], []
+    for fused in [True, False] * 3:
+        for each, results in ((eager, expected), (model, found)):
+            if fused:
+                submodules_in_place(each)
+            elif each is eager:
+                del each.forward
+            else:
+                each.forward = first
+            torch.manual_seed(2)
+            results.extend(train(each, [fused]))
+        plans.append(model.plan)
+    assert_same(found, expected)
+    assert plans[5] is plans[3]
+    del model.forward
+    assert_same(train(model, [False]), train(made(), [False]))
+    assert model.__dict__["forward"] is first

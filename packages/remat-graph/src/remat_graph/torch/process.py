@@ -144,10 +144,13 @@ def graph_runs() -> Iterator[None]:
 def remember_modes() -> Callable[[], None]:
     """Note how this thread differentiates and casts; give what puts that back.
 
-    That is whether gradients and autocast are on, and the transforms of `torch.func` it is in.
+    That is whether gradients, autocast and hooks of what is saved are on, and the transforms of
+    `torch.func` that it is in.
     """
     has_grad, is_cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
     has_forward_grad = torch._C._is_fwd_grad_enabled()
+    hooks: Any = torch._C._autograd
+    may_save_by_hooks = hooks._saved_tensors_hooks_is_enabled()
     transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
     kinds = _kinds_of_devices()
     autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
@@ -156,9 +159,11 @@ def remember_modes() -> Callable[[], None]:
     def put_back() -> None:
         if torch._C._functorch.get_dynamic_layer_stack_depth() > transforms:
             torch._C._functorch.pop_dynamic_layer_stack_and_undo_to_depth(transforms)
-            if forward_ad._current_level < 0:  # torch itself has no dual level open
-                with suppress(RuntimeError):  # nor has a graph
-                    torch._C._exit_dual_level(level=0)
+        if forward_ad._current_level < 0:  # the caller has no dual level open
+            with suppress(RuntimeError):  # nor has the graph
+                torch._C._exit_dual_level(level=0)
+        if may_save_by_hooks:
+            hooks._saved_tensors_hooks_enable()
         torch._C._set_fwd_grad_enabled(has_forward_grad)
         torch.set_grad_enabled(has_grad)
         for kind, enabled, dtype in autocast:

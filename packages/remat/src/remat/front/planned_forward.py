@@ -7,6 +7,7 @@ import copy
 import functools
 import inspect
 import threading
+import types
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -36,6 +37,34 @@ _FORWARD = "_remat_forward"
 _making = threading.Lock()
 
 
+def _key(forward: Any) -> types.CodeType | int | None:
+    """Name a forward by its code, or by its `id`; `None` is that of the class."""
+    if forward is None:
+        return None
+    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    return code if isinstance(code, types.CodeType) else id(forward)
+
+
+def _calls(forward: Any, other: RematForward) -> bool:
+    """Whether a function may call another: by what it closes over, wraps or is bound to."""
+    open_, seen = [forward], list[Any]()
+    while open_:
+        each = open_.pop()
+        if each is other:
+            return True
+        if not callable(each) or any(each is one for one in seen):
+            continue
+        seen.append(each)
+        cells = getattr(each, "__closure__", None) or ()
+        open_ += [cell.cell_contents for cell in cells if cell != types.CellType()]
+        if isinstance(each, RematForward):
+            open_.append(each._instance_forward)  # not its __func__, which is new each time
+        else:
+            names = "__func__", "__wrapped__", "func"  # the last of a partial call
+            open_ += [getattr(each, name, None) for name in names]
+    return False
+
+
 def is_rematerialized(module: torch.nn.Module) -> bool:
     """Whether a module is one that `rematerialize` returned, whatever its forward is by now."""
     return _FORWARD in module.__dict__
@@ -43,6 +72,9 @@ def is_rematerialized(module: torch.nn.Module) -> bool:
 
 class RematForward:
     """Stands in for `forward` on one module: chooses the plan for a call, and runs it."""
+
+    _first: FirstCall
+    _shown: Any  # the plan, while another forward has its own
 
     def __init__(
         self,
@@ -55,33 +87,48 @@ class RematForward:
         self._instance_forward, self._by_regions = instance_forward, by_regions
         self.bound: Bound | None = None
         self._dress()
+        self._family: dict[types.CodeType | int | None, RematForward] = {
+            _key(instance_forward): self
+        }
 
     def stand_in(self) -> None:
         """Take the place of the module's forward."""
         own = self._module.__dict__
         own["forward"] = own[_FORWARD] = self
+        for other in self._family.values():
+            other._gave_way = other is not self
         self._see_calls()
 
     def _see_calls(self) -> None:
         # What Module.compile sets is called in place of the rest; copies come without it
         self._module.__dict__["_compiled_call_impl"] = ModuleCall(self)
 
-    def _go_on(self, *, gave_way: bool) -> None:
-        self._gave_way = gave_way
-        if gave_way:
-            self._first.end()
-        else:
-            self._see_calls()
+    def known(self, forward: Callable[..., Any]) -> RematForward | None:
+        """Give what plans a forward of the module, or plans for its code, if it did before."""
+        if isinstance(forward, RematForward):
+            return forward if forward in self._family.values() else None
+        found = self._family.get(_key(forward))
+        return None if found is None or _calls(forward, found) else found
 
-    def give_way(self, forward: Callable[..., Any]) -> RematForward:
+    def give_way(self, forward: Callable[..., Any] | None) -> RematForward:
         """Let another forward, which was set on the module later, be planned in place of this."""
         with _making:
-            instead = RematForward(self._module, self._settings, forward)
-            instead.original, instead.bound = self.original, self.bound
+            instead = self._family.get(None) if forward is None else self.known(forward)
+            if instead is None:
+                instead = RematForward(self._module, self._settings, forward)
+                instead.original, instead.bound = self.original, self.bound
+                instead._family = self._family
+                key = _key(forward)
+                self._family[id(forward) if key in self._family else key] = instead
+            if forward is not None and not isinstance(forward, RematForward):
+                instead._instance_forward = forward  # closes over other values, it may be
+                # Who looks for a forward that was set finds it
+                instead.__dict__["__wrapped__"] = forward
             instead.stand_in()
-            self._gave_way = True
-        self._first.end()
-        self._module.__dict__["plan"] = NotPlanned()
+        if instead is not self:
+            self._first.end()
+            own = self._module.__dict__
+            self._shown, own["plan"] = own["plan"], instead._shown
         return instead
 
     @property
@@ -96,6 +143,7 @@ class RematForward:
 
     def _dress(self) -> None:
         self._gave_way = False
+        self._shown = NotPlanned()
         self.original: torch.nn.Module | None = None
         self._classes: Classes | None = None
         self._across, self._hooks = Across(), Hooks(self._module)
@@ -119,7 +167,8 @@ class RematForward:
         """A function of the module and a call, as bound methods have it: wrappers look for it."""
 
         def forward(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return module.__dict__[_FORWARD](*args, **kwargs)
+            own = self if module is self._module else module.__dict__[_FORWARD]
+            return own(*args, **kwargs)
 
         functools.update_wrapper(forward, self, updated=())
         del forward.__wrapped__  # type: ignore[attr-defined]
@@ -238,7 +287,8 @@ class RematForward:
         forward = RematForward(module, self._settings, instance_forward, self._by_regions)
         memo[id(self)] = forward
         forward.bound = copy.deepcopy(self.bound, memo)
-        forward._go_on(gave_way=self._gave_way)
+        if not self._gave_way:
+            forward._see_calls()
         return forward
 
     def __getstate__(self) -> dict[str, Any]:
@@ -259,4 +309,6 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self.bound = state["bound"]
         self._dress()
-        self._go_on(gave_way=state["gave_way"])
+        self._family = {_key(self._instance_forward): self}
+        if not state["gave_way"]:
+            self._see_calls()

@@ -3,7 +3,8 @@
 Most call the forward that was there, which is planned, within something of their own: an autocast,
 a cast of what is returned. Others run the submodules in its place, as TRL's and Liger's do, whose
 loss needs no logits; then they are what has to be planned. Which it is shows in the first training
-call. If a submodule runs before the planned forward does, the call starts again, by a plan.
+call. If a submodule runs before the planned forward does, the call starts again, by a plan: what
+the module stores, its buffers and the generators are put back first.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.hooks import RemovableHandle
 
 from remat.errors import BudgetWarning
-from remat_graph.torch import remember_generators
+from remat_graph.torch import copied, remember_generators, remember_state
 
 __all__ = ["ModuleCall", "Planned", "planned_forward_runs"]
 
@@ -45,8 +46,16 @@ class Planned(Protocol):
         """Whether another can be planned in its place."""
         ...
 
-    def give_way(self, forward: Callable[..., Any]) -> Callable[..., Any]:
-        """Let another be planned in its place, and give that plan's forward."""
+    def known(self, forward: Callable[..., Any]) -> Planned | None:
+        """Give what plans a forward, or plans for its code, if it did before."""
+        ...
+
+    def give_way(self, forward: Callable[..., Any] | None) -> Planned:
+        """Let another be planned in its place, or that of the class; give what plans it."""
+        ...
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the forward, by a plan if gradients are on."""
         ...
 
 
@@ -60,25 +69,24 @@ class ModuleCall:
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module, having seen which forward it has."""
-        module = self._planned.module
+        planned, module = self._planned, self._planned.module
         run = functools.partial(type(module)._call_impl, module)
         own = module.__dict__
         found = own.get("forward")
-        if (
-            found is self._planned
-            or found is None
-            or isinstance(found, _FirstCalls)
-            or not self._planned.may_give_way
-            or not torch.is_grad_enabled()
-        ):
+        if found is planned or isinstance(found, _FirstCalls) or not planned.may_give_way:
+            return run(*args, **kwargs)
+        if found is None or planned.known(found) is not None:
+            planned.give_way(found)
+            return run(*args, **kwargs)
+        if not torch.is_grad_enabled():
             return run(*args, **kwargs)
         if self._around is not None and found is self._around:
             return self._run_around(found, run, *args, **kwargs)
-        first = own["forward"] = _FirstCalls(found, self._planned)
+        first = own["forward"] = _FirstCalls(found, planned)
         try:
             return run(*args, **kwargs)
         finally:
-            if own["forward"] is first:
+            if own.get("forward") is first:
                 own["forward"] = found
                 self._around = found if first.calls_planned else None
 
@@ -99,15 +107,22 @@ class _FirstCalls:
     def __init__(self, forward: Callable[..., Any], planned: Planned) -> None:
         self._forward, self._planned = forward, planned
         self.calls_planned = False
+        functools.update_wrapper(self, forward)  # whoever asks for its signature gets that
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it; from its start again, by a plan, if it runs submodules in place of that one."""
-        put_generators_back = remember_generators()
+        module = self._planned.module
+        put_back = [remember_generators(), remember_state(module), copied(module.buffers())]
+        watch = _Watch(self._planned, stops=True)
         try:
-            with _Watch(self._planned, stops=True) as watch:
+            with watch:
                 returned = self._forward(*args, **kwargs)
-        except _RunsSubmodules:
-            put_generators_back()
+        except BaseException:
+            if not watch.stopped:
+                raise
+        if watch.stopped:  # whatever became of the error
+            for each in put_back:
+                each()
             logger.info("planning %s, which was set on the module", _named(self._forward))
             return self._planned.give_way(self._forward)(*args, **kwargs)
         self.calls_planned = watch.saw_planned
@@ -136,48 +151,52 @@ class _RunsSubmodules(BaseException):  # no `except Exception` in the forward ca
 
 
 class _Watch:
-    """Sees, in this thread, whether a planned forward runs before a submodule does."""
+    """Sees whether a planned forward runs, and, if it `stops`, whether a submodule does before.
+
+    The planned one may run in another thread, for this one. Submodules stop in this one alone.
+    """
 
     def __init__(self, planned: Planned, *, stops: bool = False) -> None:
-        self.planned, self.saw_planned = planned, False
+        self.planned, self.saw_planned, self.stopped = planned, False, False
         self._stops, self._handles = stops, list[RemovableHandle]()
         self._thread = threading.get_ident()
 
     def __enter__(self) -> _Watch:
-        self._before = getattr(_here, "watch", None)
-        _here.watch = self
+        _watching.append(self)
         if self._stops:
             module = self.planned.module
-            inner = (part for part in module.modules() if part is not module)
-            self._handles = [part.register_forward_pre_hook(self._stop) for part in inner]
+            self._handles = [
+                part.register_forward_pre_hook(self._stop, prepend=True)
+                for part in module.modules()
+                if part is not module
+            ]
         return self
 
     def __exit__(self, *_: object) -> None:
-        _here.watch = self._before
-        self.end()
+        _watching.remove(self)
+        self._end()
 
-    def see(self, forward: Any) -> None:
-        """See that a planned forward runs, in training."""
-        if forward is self.planned:
-            self.saw_planned = True
-            self.end()
+    def see(self) -> None:
+        """See that the planned forward runs, in training: its submodules are not to stop."""
+        self.saw_planned = True
+        self._end()
 
-    def end(self) -> None:
-        """Stop at no submodule any more."""
+    def _end(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
 
     def _stop(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         if torch.is_grad_enabled() and threading.get_ident() == self._thread:
+            self.stopped = True
             raise _RunsSubmodules
 
 
-_here = threading.local()
+_watching: list[_Watch] = []
 
 
 def planned_forward_runs(forward: Any) -> None:
     """Say that a planned forward runs."""
-    watch: _Watch | None = getattr(_here, "watch", None)
-    if watch is not None and torch.is_grad_enabled():
-        watch.see(forward)
+    if _watching and torch.is_grad_enabled():
+        for watch in [each for each in _watching if each.planned is forward]:
+            watch.see()
