@@ -105,7 +105,7 @@ def test_a_plan_file_is_of_layers_or_of_steps(tmp_path):
         assert again.plan.source == first.plan.source
 
 
-@pytest.mark.parametrize("door", [rematerialized, compiled])
+@pytest.mark.parametrize("door", [rematerialized, pytest.param(compiled, marks=pytest.mark.sweep)])
 def test_lengths_and_batches_are_symbols(door, monkeypatch):
     plain, traces = Net(2, bidirectional=True), []
     original = aot._exported

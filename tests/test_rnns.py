@@ -30,7 +30,7 @@ KINDS = {
 
 @pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
 @pytest.mark.parametrize(("kind", "options"), KINDS.values(), ids=KINDS)
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("training", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_a_trace_draws_as_eager_does(kind, options, training):
     torch.manual_seed(0)
     rnn, x = kind(**TINY | options).train(training), torch.randn(2, 3, 3)

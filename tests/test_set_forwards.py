@@ -107,7 +107,7 @@ def assert_same(found, expected):
     assert all(map(torch.equal, found, expected))
 
 
-@pytest.mark.parametrize("kind", [submodules_in_place, both])
+@pytest.mark.parametrize("kind", [submodules_in_place, pytest.param(both, marks=pytest.mark.sweep)])
 def test_what_runs_the_submodules_is_planned_from_its_first_call_on(kind):
     eager = made()
     kind(eager)

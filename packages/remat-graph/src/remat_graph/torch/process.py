@@ -129,8 +129,8 @@ def graph_runs() -> Iterator[None]:
     """Run a graph of TorchDynamo: quietly, and without what it set if it raises.
 
     It enters an autocast and leaves it by two calls, and switches gradients off and on by two. If
-    an operator between them raised, it left the autocast's nesting one too deep: then autograd's
-    casts of weights are never cleared again in this process.
+    an operator between them raised, it left the autocast's nesting one too deep: then casts of
+    weights that autocast keeps are never let go of again in this process.
     """
     put_back = remember_modes()
     try:
