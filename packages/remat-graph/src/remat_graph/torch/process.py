@@ -98,17 +98,12 @@ def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Resu
 
 def _thread_modes() -> Callable[[], Any]:
     """Note the modes of this thread that change what is computed; give what sets them in a new."""
-    kinds = ("cpu", "cuda")
-    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-    is_cached, has_grad = torch.is_autocast_cache_enabled(), torch.is_grad_enabled()
+    set_autocast, has_grad = _remember_autocast(), torch.is_grad_enabled()
     inference = torch.is_inference_mode_enabled()
 
     @contextmanager
     def set_here() -> Iterator[None]:
-        for kind, enabled, dtype in autocast:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(is_cached)
+        set_autocast()
         torch.autocast_increment_nesting()  # else the end of a block clears the user's cache
         with torch.inference_mode(inference), torch.set_grad_enabled(has_grad):
             yield
@@ -147,14 +142,11 @@ def remember_modes() -> Callable[[], None]:
     That is whether gradients, autocast and hooks of what is saved are on, and the transforms of
     `torch.func` that it is in.
     """
-    has_grad, is_cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
-    has_forward_grad = torch._C._is_fwd_grad_enabled()
+    set_autocast, depth = _remember_autocast(), _depth_of_autocast()
+    has_grad, has_forward_grad = torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled()
     hooks: Any = torch._C._autograd
     may_save_by_hooks = hooks._saved_tensors_hooks_is_enabled()
     transforms = torch._C._functorch.get_dynamic_layer_stack_depth()
-    kinds = _kinds_of_devices()
-    autocast = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
-    depth = _depth_of_autocast()
 
     def put_back() -> None:
         if torch._C._functorch.get_dynamic_layer_stack_depth() > transforms:
@@ -166,10 +158,7 @@ def remember_modes() -> Callable[[], None]:
             hooks._saved_tensors_hooks_enable()
         torch._C._set_fwd_grad_enabled(has_forward_grad)
         torch.set_grad_enabled(has_grad)
-        for kind, enabled, dtype in autocast:
-            torch.set_autocast_enabled(kind, enabled)
-            torch.set_autocast_dtype(kind, dtype)
-        torch.set_autocast_cache_enabled(is_cached)
+        set_autocast()
         for _ in range(depth, _depth_of_autocast()):
             if torch.autocast_decrement_nesting() == 0:
                 torch.clear_autocast_cache()
@@ -182,9 +171,20 @@ def _depth_of_autocast() -> int:
     return torch.autocast_decrement_nesting()
 
 
-def _kinds_of_devices() -> tuple[str, ...]:
+def _remember_autocast() -> Callable[[], None]:
+    """Note the autocast of this thread; give what sets it, in this one or another."""
     accelerator = torch.accelerator.current_accelerator()
-    return ("cpu", "cuda") if accelerator is None else ("cpu", accelerator.type)
+    kinds = ("cpu", "cuda" if accelerator is None else accelerator.type)
+    states = [(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in kinds]
+    is_cached = torch.is_autocast_cache_enabled()
+
+    def set_autocast() -> None:
+        for kind, enabled, dtype in states:
+            torch.set_autocast_enabled(kind, enabled)
+            torch.set_autocast_dtype(kind, dtype)
+        torch.set_autocast_cache_enabled(is_cached)
+
+    return set_autocast
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from remat.front.classes import Classes
 from remat.front.dispatch_modes import is_beneath_a_mode
 from remat.front.hooks import Hooks, global_hooks
 from remat.front.machine import Machine, new_machine
-from remat.front.set_later import ModuleCall, planned_forward_runs
+from remat.front.set_later import Key, ModuleCall, key_of, planned_forward_runs
 from remat.front.uncalled import FirstCall
 from remat.front.units import tensors_of
 from remat.planning.infeasible import NotPlanned
@@ -35,14 +35,6 @@ __all__ = ["RematForward", "is_rematerialized"]
 
 _FORWARD = "_remat_forward"
 _making = threading.Lock()
-
-
-def _key(forward: Any) -> types.CodeType | int | None:
-    """Name a forward by its code, or by its `id`; `None` is that of the class."""
-    if forward is None:
-        return None
-    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
-    return code if isinstance(code, types.CodeType) else id(forward)
 
 
 def _calls(forward: Any, other: RematForward) -> bool:
@@ -87,9 +79,7 @@ class RematForward:
         self._instance_forward, self._by_regions = instance_forward, by_regions
         self.bound: Bound | None = None
         self._dress()
-        self._family: dict[types.CodeType | int | None, RematForward] = {
-            _key(instance_forward): self
-        }
+        self._family: dict[Key, RematForward] = {key_of(instance_forward): self}
 
     def stand_in(self) -> None:
         """Take the place of the module's forward."""
@@ -107,7 +97,7 @@ class RematForward:
         """Give what plans a forward of the module, or plans for its code, if it did before."""
         if isinstance(forward, RematForward):
             return forward if forward in self._family.values() else None
-        found = self._family.get(_key(forward))
+        found = self._family.get(key_of(forward))
         return None if found is None or _calls(forward, found) else found
 
     def give_way(self, forward: Callable[..., Any] | None) -> RematForward:
@@ -118,7 +108,7 @@ class RematForward:
                 instead = RematForward(self._module, self._settings, forward)
                 instead.original, instead.bound = self.original, self.bound
                 instead._family = self._family
-                key = _key(forward)
+                key = key_of(forward)
                 self._family[id(forward) if key in self._family else key] = instead
             if forward is not None and not isinstance(forward, RematForward):
                 instead._instance_forward = forward  # closes over other values, it may be
@@ -309,6 +299,6 @@ class RematForward:
         self._instance_forward = state["instance_forward"]
         self.bound = state["bound"]
         self._dress()
-        self._family = {_key(self._instance_forward): self}
+        self._family = {key_of(self._instance_forward): self}
         if not state["gave_way"]:
             self._see_calls()

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
+import types
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -23,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 from remat.errors import BudgetWarning
 from remat_graph.torch import copied, remember_generators, remember_state
 
-__all__ = ["ModuleCall", "Planned", "planned_forward_runs"]
+__all__ = ["Key", "ModuleCall", "Planned", "key_of", "planned_forward_runs"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,17 @@ _RAN = (
     "a forward that was set on {} after remat.rematerialize ran as it is, over any budget: it did "
     "not call the one that is planned. From the next call on it is planned in place of that one"
 )
+
+
+Key = types.CodeType | int | None
+
+
+def key_of(forward: Any) -> Key:
+    """Name a forward by its code, or by its `id`; `None` is that of the class."""
+    if forward is None:
+        return None
+    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    return code if isinstance(code, types.CodeType) else id(forward)
 
 
 class Planned(Protocol):
@@ -64,7 +76,7 @@ class ModuleCall:
 
     def __init__(self, planned: Planned) -> None:
         self._planned = planned
-        self._around: Callable[..., Any] | None = None  # was set, and calls the planned one
+        self._around: Key = None  # of what was set, and calls the planned one
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +92,7 @@ class ModuleCall:
             return run(*args, **kwargs)
         if not torch.is_grad_enabled():
             return run(*args, **kwargs)
-        if self._around is not None and found is self._around:
+        if self._around == key_of(found):
             return self._run_around(found, run, *args, **kwargs)
         first = own["forward"] = _FirstCalls(found, planned)
         try:
@@ -88,7 +100,7 @@ class ModuleCall:
         finally:
             if own.get("forward") is first:
                 own["forward"] = found
-                self._around = found if first.calls_planned else None
+                self._around = key_of(found) if first.calls_planned else None
 
     def _run_around(
         self, found: Callable[..., Any], run: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -111,8 +123,6 @@ class _FirstCalls:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run it; from its start again, by a plan, if it runs submodules in place of that one."""
-        module = self._planned.module
-        put_back = [remember_generators(), remember_state(module), copied(module.buffers())]
         watch = _Watch(self._planned, stops=True)
         try:
             with watch:
@@ -121,8 +131,8 @@ class _FirstCalls:
             if not watch.stopped:
                 raise
         if watch.stopped:  # whatever became of the error
-            for each in put_back:
-                each()
+            for put_back in watch.before:
+                put_back()
             logger.info("planning %s, which was set on the module", _named(self._forward))
             return self._planned.give_way(self._forward)(*args, **kwargs)
         self.calls_planned = watch.saw_planned
@@ -159,12 +169,15 @@ class _Watch:
     def __init__(self, planned: Planned, *, stops: bool = False) -> None:
         self.planned, self.saw_planned, self.stopped = planned, False, False
         self._stops, self._handles = stops, list[RemovableHandle]()
+        self.before: list[Callable[[], None]] = []  # what puts that back
         self._thread = threading.get_ident()
 
     def __enter__(self) -> _Watch:
         _watching.append(self)
         if self._stops:
             module = self.planned.module
+            buffers = copied(module.buffers())
+            self.before = [remember_generators(), remember_state(module), buffers]
             self._handles = [
                 part.register_forward_pre_hook(self._stop, prepend=True)
                 for part in module.modules()
@@ -179,6 +192,7 @@ class _Watch:
     def see(self) -> None:
         """See that the planned forward runs, in training: its submodules are not to stop."""
         self.saw_planned = True
+        self.before.clear()
         self._end()
 
     def _end(self) -> None:

@@ -44,8 +44,8 @@ class StepState:
     itself among them. The record is of the whole step; or it `begun_late`, with a region that
     earlier steps did not call; or it is that of one call of a region that has the budget for
     itself. A step that `runs_plain` is recorded for what plain autograd takes; nothing is planned
-    by one that `is_odd`: it asked for what nothing has room for, and was told of, as `told_bytes`
-    that are in no plan; unless there is no plan, and it took more than that. `hooked` counts
+    by one that `is_odd`: it asked for what nothing has room for, and was told of so many bytes
+    (`told_bytes`). Without any plan it is judged if it took more than that. `hooked` counts
     the calls of the step that have a leaf with a hook, by its `id`. `done` counts the steps of
     several regions that are over, on the `device` of the region that was found last.
     `lone_budget` is what calls that have the budget each for itself have plans within, if any do.
