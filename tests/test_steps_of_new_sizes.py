@@ -107,6 +107,10 @@ def test_a_step_of_other_counts_takes_what_a_planned_one_does_and_what_its_calls
     assert bound([same, smaller], 200, 102) == 1010 + 1
     patterns.planned[0].stored = (400, 10)
     assert bound([same, smaller], 400, 18) == 1010 + 8  # no more than all that is stored
+    patterns.planned[0].held = {"forward": 10, "backward": 4070}  # or in proportion to that
+    assert bound([same, smaller], 400, 11) == 1010 + 10
+    assert bound([same, smaller], 440, 11) == 1010 + 410
+    patterns.planned[0].held = held
     assert bound([same, same, same], 400, 10, 10) is None
     assert patterns.peak_alike((6,), [smaller], (100,)) is None
     patterns.planned.append(PlannedPattern(record, plan, options[::-1], held, (5, 6), (400, 100)))

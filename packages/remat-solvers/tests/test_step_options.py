@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -15,6 +16,7 @@ from solver_cases.synthetic import gpt2
 
 from remat_graph import (
     Compute,
+    Footprint,
     Free,
     Graph,
     Op,
@@ -266,6 +268,29 @@ def test_any_solver_plans_a_region():
     graph = closed(gpt2(layers=1))
     front = region_front(graph, solver="auto", points=2, limit_seconds=3)
     check(graph, front)
+
+
+@pytest.mark.parametrize("of_other_sizes", [False, True])
+def test_the_search_begins_with_what_is_known(of_other_sizes):
+    graph = closed(gpt2(layers=2))
+    known = region_front(graph, points=4, limit_seconds=1.5).options
+    if of_other_sizes:
+        schedules = [Footprint(graph, option.schedule) for option in known]
+        twice = tuple(replace(value, size_bytes=2 * value.size_bytes) for value in graph.values)
+        graph = replace(graph, values=twice)
+    else:
+        schedules = [option.schedule for option in known]
+    found = [measure_option(graph, option.schedule) for option in known]
+
+    def has_all(front):
+        best = [front.best(option.kept_bytes, option.peak_bytes) for option in found]
+        pairs = zip(best, found, strict=True)
+        return all(one is not None and one.time <= other.time for one, other in pairs)
+
+    front = region_front(graph, points=2, limit_seconds=0, known=schedules)
+    check(graph, front)
+    assert has_all(front)
+    assert not has_all(region_front(graph, points=2, limit_seconds=0))
 
 
 def test_without_time_there_are_the_options_that_need_none():

@@ -69,6 +69,7 @@ def region_front(
     limit_seconds: float = 10.0,
     points: int = 8,
     hierarchy: Hierarchy | None = None,
+    known: Iterable[Schedule | Footprint] = (),
 ) -> RegionFront:
     """Find schedules of a region that trade what they keep and their peaks against time.
 
@@ -79,10 +80,12 @@ def region_front(
     storing everything. About three times as many values of `kept_bytes` as `points` are tried, and
     as many lower peaks as `points`. `limit_seconds` is for all together, but for the least peak it
     looks up to half a second in any case; graphs of less than 100 ops take about a second.
+    Schedules that are `known`, as for `front_from_schedules`, are where the search begins.
 
     Raises:
         InvalidProblem: if the graph has no op at its boundary that runs once (see
             `RegionOption`), or an argument is not what it should be.
+        InvalidSchedule: if a known schedule is not legal for it.
         SolverError: as `solve` for an unknown, unsuitable or broken solver.
     """
     boundary_op(graph)
@@ -94,7 +97,8 @@ def region_front(
     import cvxpy  # noqa: F401, PLC0415 - takes a second, which no region's limit is to pay
 
     limit = Limit.starting_now(limit_seconds)
-    return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points)
+    options = _weighed(graph, known)
+    return _Search(graph, most_bytes or ANY_BYTES, solver, hierarchy, limit).run(points, options)
 
 
 def front_from_schedules(graph: Graph, schedules: Iterable[Schedule | Footprint]) -> RegionFront:
@@ -108,21 +112,7 @@ def front_from_schedules(graph: Graph, schedules: Iterable[Schedule | Footprint]
         InvalidSchedule: if a schedule is not legal for it.
     """
     boundary_op(graph)
-    empty = _empty_front(graph, Wiring.of(graph), 0)
-    known = list(schedules)
-    footprints = [each for each in known if isinstance(each, Footprint)]
-    measured = [each for each in known if isinstance(each, Schedule)]
-    if any(leaves(op.name) for op in graph.ops):
-        measured += [each.schedule for each in footprints]
-        footprints = []
-    weighed = weigh_options(
-        graph,
-        footprints,
-        [value.size_bytes for value in graph.values],
-        [op.workspace_bytes for op in graph.ops],
-        [op.time for op in graph.ops],
-    )
-    return empty.with_([*weighed, *(measure_option(graph, each) for each in measured)], [])
+    return _empty_front(graph, Wiring.of(graph), 0).with_(_weighed(graph, schedules), [])
 
 
 def refined_options(
@@ -175,12 +165,12 @@ class _Search:
     hierarchy: Hierarchy | None
     limit: Limit
 
-    def run(self, points: int) -> RegionFront:
+    def run(self, points: int, known: Sequence[RegionOption]) -> RegionFront:
         """Spread what is kept, then look for lower peaks."""
         keeping = KeptBytesProgram(Wiring.of(self.graph))
         everything = measure_option(self.graph, store_all(self.graph))
         least_kept, proved = keeping.least_bytes(self._seconds(4 * points))
-        front = _empty_front(self.graph, keeping.wiring, proved).with_([everything], [])
+        front = _empty_front(self.graph, keeping.wiring, proved).with_([everything, *known], [])
         front, lowest = self._lowest(front, 0)
         leanest = lowest
         if (more := lowest.kept_bytes - least_kept) > 0:
@@ -194,7 +184,7 @@ class _Search:
                 remaining = points + len(levels) - done
                 front = self.keep(front, level, self._seconds(remaining), keeping)
         least = min(front.options, key=lambda o: (o.kept_bytes, o.peak_bytes, o.time))
-        lowest = min(lowest, leanest, key=lambda o: o.peak_bytes)
+        lowest = min(lowest, leanest, *known, key=lambda o: o.peak_bytes)
         boxes = self._boxes(front, levels, lowest.peak_bytes, points)
         for done, (level, peak) in enumerate(boxes):
             if not _is_closed(front, level, peak):
@@ -299,6 +289,24 @@ class _Search:
         """Share out what is left of the time; a small graph needs less."""
         most = _POINT_SECONDS * (1 + (len(self.graph.ops) / _POINT_OPS) ** 2)
         return min(most, self.limit.left(math.inf) / max(1, remaining))
+
+
+def _weighed(graph: Graph, known: Iterable[Schedule | Footprint]) -> list[RegionOption]:
+    """Measure schedules that are known, and weigh those of other sizes, by what they hold."""
+    known = list(known)
+    footprints = [each for each in known if isinstance(each, Footprint)]
+    measured = [each for each in known if isinstance(each, Schedule)]
+    if any(leaves(op.name) for op in graph.ops):
+        measured += [each.schedule for each in footprints]
+        footprints = []
+    weighed = weigh_options(
+        graph,
+        footprints,
+        [value.size_bytes for value in graph.values],
+        [op.workspace_bytes for op in graph.ops],
+        [op.time for op in graph.ops],
+    )
+    return [*weighed, *(measure_option(graph, each) for each in measured)]
 
 
 def _empty_front(graph: Graph, wiring: Wiring, least_kept_bytes: int) -> RegionFront:

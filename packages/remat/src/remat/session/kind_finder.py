@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -24,7 +24,7 @@ from remat.session.awaited_plan import outline_of
 from remat.session.kinds import RegionKind, deferred_by, plain_bytes
 from remat.session.near_kinds import Kinds, NearKind, OtherSizes, sizes_of
 from remat.session.step_kernels import StepKernels
-from remat_graph import Graph, Numerics, simulate
+from remat_graph import Footprint, Graph, Numerics, Schedule, simulate
 from remat_graph.torch import CallSizes, Capture, Cost, SizedCapture
 from remat_solvers import store_all
 from remat_solvers.step import RegionFront, front_from_schedules, region_front
@@ -32,6 +32,7 @@ from remat_solvers.step import RegionFront, front_from_schedules, region_front
 __all__ = ["KindFinder"]
 
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
+_SHARE_OF_KNOWN = 0.25  # of them, where those of other sizes are where the search begins
 _SIZES = 3  # of the same ops, whose options are solved for; others take their schedules
 
 
@@ -171,20 +172,25 @@ class KindFinder:
         settings, graph = self.settings, capture.graph
         alike = list(islice((kind for kind in self.kinds if kind.is_like(capture)), _SIZES))
         family = alike[0].family if alike else self.kinds.next_number
-        if len(alike) >= _SIZES:
+        known: Sequence[Schedule | Footprint] = ()
+        if alike:
             all_bytes = _bytes(graph)
             near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
             overwrites = [op.overwrites for op in graph.ops]
-            known = [op.overwrites for op in near.front.graph.ops] == overwrites
+            same = [op.overwrites for op in near.front.graph.ops] == overwrites
             schedules = [option.schedule for option in near.front.options]
-            front = front_from_schedules(graph, near.footprints if known else schedules)
-            return RegionKind(
-                name, front, capture.missing, family, plain_bytes=plain_bytes(capture)
+            known = near.footprints if same else schedules
+        if len(alike) >= _SIZES:
+            front = front_from_schedules(graph, known)
+        else:
+            solver = "refine" if settings.solver == "auto" else settings.solver
+            front = region_front(
+                graph,
+                solver=solver,
+                limit_seconds=self._limit_seconds(graph) * (_SHARE_OF_KNOWN if alike else 1),
+                hierarchy=hierarchy_for(graph, solver, settings.partitioner),
+                known=known,
             )
-        limit = self._limit_seconds(graph)
-        solver = "refine" if settings.solver == "auto" else settings.solver
-        hierarchy = hierarchy_for(graph, solver, settings.partitioner)
-        front = region_front(graph, solver=solver, limit_seconds=limit, hierarchy=hierarchy)
         return RegionKind(name, front, capture.missing, family, plain_bytes=plain_bytes(capture))
 
     def _of_user_plan(

@@ -106,15 +106,16 @@ class PlannedPattern:
     def held_with(self, half: str, stored: Sequence[int]) -> int:
         """Bound what the code between regions holds where the first calls are of other sizes.
 
-        It grows as the call does that grows most, but by no more than all calls together would if
-        everything were stored. Outputs that it lets go of count as kept by the calls, so that what
-        it holds is less by so much, and grows as if it were not.
+        It grows as the call does that grows most, but by no more bytes than all calls together
+        would if everything were stored, or in proportion to these. Outputs that it lets go of count
+        as kept by the calls, so that what it holds is less by so much, and grows as if it were not.
         """
         held, own = self.held[half], self.held[half] + self.handed_bytes
         pairs = zip(stored, self.stored, strict=False)
         more = [(max(0, new - old), max(1, old)) for new, old in pairs]
         grows = max((-(-own * each // old) for each, old in more), default=0)
-        return held + min(grows, sum(each for each, _ in more))
+        together, of_old = sum(each for each, _ in more), max(1, sum(old for _, old in more))
+        return held + min(grows, max(together, -(-own * together // of_old)))
 
 
 @dataclass(eq=False)
