@@ -9,6 +9,7 @@ from integration_cases.language import WORDS, Headed
 
 import remat
 from remat.report.words import mib
+from remat.session import kind_finder
 from remat_exec import measure_peak
 from remat_graph import Numerics
 
@@ -19,6 +20,26 @@ def step(model):
     model.zero_grad()
     model(IDS).backward()
     return [each.grad for each in model.parameters()]
+
+
+def test_slices_are_looked_for_when_a_step_is_refused_and_not_before(monkeypatch):
+    looked, after_step = [], []
+    find = kind_finder.in_finest_slices_alone
+    monkeypatch.setattr(
+        kind_finder, "in_finest_slices_alone", lambda each: (looked.append(each), find(each))[1]
+    )
+    plain = Headed()
+    model = remat.rematerialize(plain, budget=budget_of(plain), limit_seconds=0.1)
+
+    def steps():
+        for _ in range(6):
+            step(model)
+            after_step.append(len(looked))
+
+    with pytest.warns(remat.BudgetWarning), pytest.raises(remat.BudgetTooSmall):
+        steps()
+    assert not any(after_step)
+    assert looked
 
 
 def several_steps(model):

@@ -211,6 +211,8 @@ class Judge:
         except (BudgetTooSmall, BudgetExceeded) as error:
             if self._goes_on(record, error):
                 return
+            if isinstance(error, BudgetTooSmall):
+                self.planner.note_slices(error)
             if self.settings.on_infeasible == "raise":
                 self._error = error
                 return

@@ -56,7 +56,7 @@ class StepPlanner:
     `kinds` are those of regions that were met, to which others are added; `cuts` are outputs at
     which regions are cut, by name, and `breaks` are named with a plan. `room` is what a step may
     take, `None` before the first plan. `plain` is what a fraction is of. A refusal names the most
-    that any pattern of calls was seen to need, and in slices, where these are not allowed.
+    that any pattern of calls was seen to need.
     """
 
     settings: Settings
@@ -69,13 +69,12 @@ class StepPlanner:
     room: int | None = None
     plain: PlainStep = field(default_factory=PlainStep)
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _in_slices: dict[tuple[int, ...], int] = field(default_factory=dict)
+    _neediest: Recorded | None = None
 
     def exchange_kinds(self, kinds: Kinds) -> Kinds:
         """Have other kinds than these, and give these."""
         before = self.kinds.exchange(kinds)
         self._needed.clear()
-        self._in_slices.clear()
         return before
 
     def know_plain(self, plans: Iterable[object]) -> None:
@@ -141,12 +140,10 @@ class StepPlanner:
             options = self._choose(kinds, record, room, budget - self.set_aside)
         except BudgetTooSmall as error:
             # Other steps like it need more; and so may those with other calls that did not fit.
-            needed = self._named(error)
-            self._needed[record.pattern] = needed
-            self._in_slices[record.pattern] = self._needs_in_slices(kinds, record, room, needed)
-            refused = self._refused(kinds, budget, max(self._needed.values()))
-            note_reach(refused, max(self._in_slices.values()))
-            raise refused from None
+            self._needed[record.pattern] = own = self._named(error)
+            needed = max(self._needed.values())
+            self._neediest = record if own == needed else self._neediest
+            raise self._refused(kinds, budget, needed) from None
         self.forget_need(record.pattern)
         if has_other_ranks():
             limit = _limit(record, room, budget - self.set_aside)
@@ -171,7 +168,6 @@ class StepPlanner:
     def forget_need(self, pattern: tuple[int, ...]) -> None:
         """Name no more what steps of these calls need, which are planned anew."""
         self._needed.pop(pattern, None)
-        self._in_slices.pop(pattern, None)
 
     def refusal(self, plan: object) -> BudgetTooSmall | None:
         """Refuse steps of calls that share the budget, if not even one by this plan fits."""
@@ -196,18 +192,25 @@ class StepPlanner:
         """Give the budget that is said to be enough where a step was refused."""
         return int(error.smallest_bytes * _NAMED) + 1 + self.set_aside
 
-    def _needs_in_slices(
-        self, kinds: Sequence[RegionKind], record: Recorded, room: int, needed: int
-    ) -> int:
-        """Give what a recorded step needs with its largest values made in slices."""
+    def note_slices(self, refused: BudgetTooSmall) -> None:
+        """Add to a refusal what the step that needs the most takes in slices.
+
+        That is solved for now: a step after which others go on need not say so.
+        """
+        record = self._neediest
+        if record is None or record.pattern not in self._needed:
+            return
+        kinds = self._kinds_of(record)
         sliced = [kind.in_slices or kind for kind in kinds]
         if sliced == kinds:
-            return needed
+            return
+        budget = self.budget(record.pattern)
         try:
-            choose_options(sliced, record, room)
+            choose_options(sliced, record, self.take_room(budget))
         except BudgetTooSmall as error:
-            return min(needed, self._named(error))
-        return min(needed, self.budget(record.pattern))
+            note_reach(refused, self._named(error))
+        else:
+            note_reach(refused, budget)
 
     def _refused(self, kinds: Sequence[RegionKind], budget: int, needed: int) -> BudgetTooSmall:
         """Refuse steps of calls of these kinds, for which so much is needed."""
