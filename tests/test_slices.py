@@ -6,7 +6,10 @@ import itertools
 import pytest
 import torch
 from integration_cases.sliced_models import (
+    BATCH,
+    LOSSES,
     MODELS,
+    TOKENS,
     WIDTH,
     WORDS,
     Model,
@@ -47,6 +50,16 @@ def test_slices_give_the_gradients_of_the_whole(name):
         assert peak.peak_bytes <= simulate(sliced.graph, executable.schedule).peak_bytes + 4096
         for one, other in zip(found, expected, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_scores_that_are_read_more_than_once_are_never_there_whole(name):
+    model, args = built(name)
+    able = capture(model, args, {}).with_alternatives(Numerics.ROUNDING, laid_out=())
+    sliced = able.in_slices([(0, able.cuts[0][0].units)])
+    scores = BATCH * TOKENS * WORDS * 8
+    assert max(value.size_bytes for value in able.graph.values) == scores
+    assert max(value.size_bytes for value in sliced.graph.values) < scores
 
 
 def test_what_many_slices_add_is_not_lost_in_16_bits():

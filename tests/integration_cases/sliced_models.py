@@ -1,5 +1,7 @@
 """Small models of many kinds, parts of which can be made in slices."""
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -77,6 +79,56 @@ def tied():
     return Model(forward, words=nn.Embedding(WORDS, WIDTH)), (words(), words())
 
 
+def read_twice(loss):
+    """A loss of the scores that more than one of its operators reads."""
+
+    def forward(m, x, y):
+        return loss(m, m.out(torch.tanh(x)).flatten(0, 1), y.flatten())
+
+    model = Model(forward, out=nn.Linear(WIDTH, WORDS))
+    model.register_buffer("right", torch.zeros(()))
+    return model, (hidden(), words())
+
+
+def large_scores_cost(m, scores, y):
+    return functional.cross_entropy(scores, y) + 0.01 * scores.logsumexp(-1).square().mean()
+
+
+def focal(m, scores, y):
+    logs = scores.log_softmax(-1).gather(1, y[:, None])[:, 0]
+    return -((1 - logs.exp()) ** 2 * logs).mean()
+
+
+def counting_right(m, scores, y):
+    m.right += (scores.argmax(-1) == y).double().mean()
+    return functional.cross_entropy(scores, y)
+
+
+def of_shares(m, scores, y):
+    return functional.cross_entropy(scores, functional.one_hot(y, WORDS) * 0.9 + 0.1 / WORDS)
+
+
+def entropy_beside(m, scores, y):
+    shares = scores.softmax(-1)
+    entropy = -(shares * shares.log()).sum(-1).mean()
+    return functional.nll_loss(shares.log(), y) - 0.1 * entropy
+
+
+def of_each_word(m, scores, y):
+    wanted = functional.one_hot(y, WORDS).double()
+    return functional.binary_cross_entropy_with_logits(scores, wanted)
+
+
+LOSSES = {
+    "large scores cost": large_scores_cost,
+    "focal loss": focal,
+    "right ones are counted": counting_right,
+    "shares of words": of_shares,
+    "entropy beside": entropy_beside,
+    "each word alone": of_each_word,
+}
+
+
 def gated():
     def forward(m, x):
         x = m.first(x)
@@ -127,6 +179,7 @@ MODELS = {
     "soft-capped scores": soft_capped,
     "shifted labels": shifted,
     "tied head": tied,
+    **{name: functools.partial(read_twice, loss) for name, loss in LOSSES.items()},
     "gated MLPs": gated,
     "images": images,
     "attention": attention,

@@ -171,8 +171,15 @@ class _Reader:
                 self.twins[name] = self.twin_of_sequence[sequence]
         else:
             self.forward_order.append(name)
-            if sequence is not None:
-                self.twin_of_sequence[sequence] = name
+            if sequence is not None and self._may_be_differentiated(call):
+                # What is computed without gradients has the number of the op before it.
+                for number in (sequence, *node.meta.get("merged_seq_nrs", ())):
+                    self.twin_of_sequence.setdefault(number, name)
+
+    def _may_be_differentiated(self, call: Call) -> bool:
+        """Whether a result could get a gradient."""
+        facts = [self.facts[name] for name in call.results if name in self.facts]
+        return any(each.dtype.is_floating_point or each.dtype.is_complex for each in facts)
 
     def _new_addend_first(self, call: Call) -> Call:
         """Let a sum begin with what is no view: it can be written over, and the bits are the same.

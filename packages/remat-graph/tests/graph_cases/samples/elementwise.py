@@ -116,4 +116,4 @@ def _numbers(d, target):
 @sample(aten.new_zeros.default, aten.new_ones.default, aten.new_full.default)
 def _new(d, target):
     number = [0.5] if target is aten.new_full.default else []
-    return [d.tensor(3), d.sizes(), *number], {}
+    return [d.tensor(*d.sizes(0, 2)), d.sizes(), *number], {}

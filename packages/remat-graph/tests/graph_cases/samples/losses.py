@@ -60,6 +60,17 @@ def _loss(d, target):
     return given + ([0.3] if has_limit(target) else []), {}
 
 
+@sample(aten.binary_cross_entropy_with_logits.default)
+def _with_logits(d, target):
+    shape = d.sizes(1, 3)
+
+    def weight():
+        first = d.int(0, len(shape))  # the dimensions in front are left out
+        return d.of(None, d.tensor(*(d.of(1, size) for size in shape[first:])))
+
+    return [d.signed(*shape), d.tensor(*shape), weight(), weight(), d.of(_NONE, _MEAN, _SUM)], {}
+
+
 @sample(
     aten.mse_loss_backward.default, aten.huber_loss_backward.default,
     aten.smooth_l1_loss_backward.default, aten.soft_margin_loss_backward.default,

@@ -113,6 +113,8 @@ def merge_equal(joint: Joint) -> Joint:
         keep = first.setdefault((node.target, _frozen(node.args), _frozen(node.kwargs)), node)
         if keep is not node:
             node.replace_all_uses_with(keep)
+            merged_numbers = [node.meta["seq_nr"]] if "seq_nr" in node.meta else []
+            keep.meta["merged_seq_nrs"] = [*keep.meta.get("merged_seq_nrs", ()), *merged_numbers]
             merged = True
     return dataclasses.replace(joint, merged=True) if merged else joint
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from remat_graph.torch.slices.placement import SUMMED, WHOLE, Placement, Reading, Size
+from remat_graph.torch.slices.placement import SUMMED, WHOLE, Place, Placement, Reading, Size
 
 __all__ = ["RULES", "is_pointwise", "pointwise"]
 
@@ -90,10 +90,19 @@ def _cast(c: Reading) -> Iterator[Placement]:
 
 
 def _sized(c: Reading) -> Iterator[Placement]:
-    """Make as many rows as the slice has, of what is the same in each."""
+    """Make as many rows as the slice has, of what is the same in each.
+
+    Of a tensor that is given, the type alone is read: it may stand anywhere.
+    """
+    given = "self" in c.call.argument_names
+    standing: list[int | Place] = [WHOLE]
+    if given:
+        standing += [at for at, length in enumerate(c.shape("self")) if length > 1]
     for axis, size in enumerate(c["size"]):
         if size > 1:
-            yield c.placement({}, [axis], sizes=[Size("size", axis)])
+            for place in standing:
+                places = {"self": place} if given else {}
+                yield c.placement(places, [axis], sizes=[Size("size", axis)])
 
 
 def is_pointwise(target: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.kernels.cross_entropy import cross_entropy, cross_entropy_backward
-from remat_graph.torch.slices.placement import SUMMED, Placement, Reading, Rule, Summed
+from remat_graph.torch.slices.placement import SUMMED, Place, Placement, Reading, Rule, Summed
 
 __all__ = ["RULES"]
 
@@ -70,6 +70,24 @@ def _loss(c: Reading) -> Iterator[Placement]:
                 yield c.placement(places, [SUMMED], by_share=share)
 
 
+def _with_logits(c: Reading) -> Iterator[Placement]:
+    """Follow axes; weights are broadcast."""
+    shape = c.shape("self")
+    for axis, size in enumerate(shape if shape == c.shape("target") else ()):
+        if size > 1:
+            behind = axis - len(shape)
+            places: dict[str, int | Place] = {
+                name: behind + len(facts.shape)
+                for name, facts in c.tensors
+                if len(facts.shape) >= -behind and facts.shape[behind] > 1
+            }
+            if c["reduction"] == _NONE:
+                yield c.placement(places, [axis])
+            else:
+                share = [0] if c["reduction"] == _MEAN else []
+                yield c.placement(places, [SUMMED], by_share=share)
+
+
 def _loss_backward(c: Reading) -> Iterator[Placement]:
     for axis, size in enumerate(c.shape("self") if _is_plain(c) else ()):
         if size > 1:
@@ -99,6 +117,7 @@ RULES: dict[Any, Rule] = {
         ),
         _loss,
     ),
+    aten.binary_cross_entropy_with_logits.default: _with_logits,
     **dict.fromkeys(
         (
             aten.binary_cross_entropy_backward.default,

@@ -16,6 +16,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from remat_graph.torch.calls import Call
 from remat_graph.torch.program import Program
 from remat_graph.torch.recomputing import may_run_again
@@ -83,12 +86,15 @@ class _Finder:
         self.forward = [op for op in program.calls if op not in program.backward_ops]
         self.position = {op: at for at, op in enumerate(self.forward)}
         written = {storage[write.target] for write in program.writes.values()}
-        self.again = {
+        self.able = {
             op
             for op in self.forward
-            if program.calls[op].random is None
-            and may_run_again(program.calls[op].target, program.calls[op].body)
-            and written.isdisjoint(self._read(op))
+            if program.calls[op].random is None and written.isdisjoint(self._read(op))
+        }
+        self.again = {
+            op
+            for op in self.able
+            if may_run_again(program.calls[op].target, program.calls[op].body)
         }
         self.backward_of: dict[str, list[str]] = {}
         for op in program.calls:
@@ -179,7 +185,7 @@ class _Finder:
 
         It is along one of `axes`. Ops that are `taken` stay outside.
         """
-        free = self.again.difference(taken) | {self.maker[value]}
+        free = self.able.difference(taken) | {self.maker[value]}
         cuts: list[tuple[int, int, _Axis, Cut]] = []
         for along in sorted(axes):
             shape, axis, joined = along
@@ -209,34 +215,46 @@ class _Finder:
         return cut if value in self._inside(cut) else None
 
     def _ended(self, ops: Sequence[str], own: str) -> Sequence[str]:
-        """Choose the ends of a stretch around an op, between which least is read and given."""
-        first = last = at = ops.index(own)
-        for _ in range(2):
-            last = min(
-                range(at, len(ops)), key=lambda end: (self._across(ops[first : end + 1]), end)
-            )
-            first = min(
-                range(at, -1, -1), key=lambda start: (self._across(ops[start : last + 1]), -start)
-            )
-        return ops[first : last + 1]
+        """Choose the ends of a stretch around an op, between which least is read and given.
 
-    def _across(self, ops: Sequence[str]) -> int:
-        """Sum what ops read of others, and give to others than those that differentiate them."""
-        inside = set(ops)
-        own = inside.union(*(self.backward_of.get(op, ()) for op in ops))
-        read = {
-            value
-            for op in ops
-            for value in self._read(op)
-            if self.maker.get(value, op) not in inside
-        }
-        written = {
-            value
-            for op in ops
-            for value in self._written(op)
-            if value in self.handed or self.readers.get(value, set()) - own
-        }
-        return sum(self.size[value] for value in read | written)
+        First one end, then the other; ends that only both together lead to are taken where half as
+        little is, as where two losses read the same scores. Of the best the nearest are taken.
+        """
+        at = ops.index(own)
+        across = self._across(ops, at)
+        first, behind = at, 0
+        for _ in range(2):
+            behind = int(across[first].argmin())
+            first = at - int(across[at::-1, behind].argmin())
+        if 2 * across.min() <= across[first, behind]:
+            length = np.add.outer(np.arange(at, -1, -1), np.arange(len(ops) - at))
+            least = np.where(across == across.min(), length, len(ops))
+            first, behind = (int(each) for each in np.unravel_index(least.argmin(), least.shape))
+        return ops[first : at + behind + 1]
+
+    def _across(self, ops: Sequence[str], at: int) -> NDArray[np.int64]:
+        """Sum what ops read of others, and give to others than those that differentiate them.
+
+        For each first op up to `at`, and for each last one from there on.
+        """
+        position = {op: where for where, op in enumerate(ops)}
+        for op in ops:
+            position.update(dict.fromkeys(self.backward_of.get(op, ()), position[op]))
+        first, last = np.arange(at + 1)[:, None], np.arange(at, len(ops))
+        across = np.zeros((at + 1, len(ops) - at), np.int64)
+        for value in {each for op in ops for each in self._read(op) | self._written(op)}:
+            maker, readers = self.maker.get(value), self.readers.get(value, set())
+            makes = _is_between(first, last, position.get(maker or ""))
+            gives = np.full_like(makes, value in self.handed)
+            reads = np.zeros_like(makes)
+            for reader in readers:
+                inside = _is_between(first, last, position.get(reader))
+                gives |= ~inside
+                if reader in self.position:
+                    reads |= inside
+            read = reads & ~makes if maker is not None else np.zeros_like(makes)
+            across += self.size[value] * (read | (makes & gives))
+        return across
 
     def _backward_ops(self, forward: Stretch) -> list[str]:
         """List the ops that differentiate those of a stretch, what lies between, and their sums.
@@ -257,13 +275,13 @@ class _Finder:
 
     def _differentiated(self, forward: Stretch) -> Stretch | None:
         """Grow the stretch of what differentiates another, which runs again as far as need be."""
-        own = self._backward_ops(forward)
+        own, again = self._backward_ops(forward), self.again.intersection(forward.ops)
         reads = {name for op in own for name in self.program.calls[op].reads}
         best: Stretch | None = None
         for name, place in forward.places.items():
             if isinstance(place, Sliced) and name in reads:
                 grown = self.stretches.grow(
-                    name, place, units=forward.body.units, ops=own, again=forward.ops
+                    name, place, units=forward.body.units, ops=own, again=again
                 )
                 if grown.own and (best is None or len(grown.own) > len(best.own)):
                     best = grown
@@ -295,6 +313,15 @@ def _in_forward(program: Program, cuts: Sequence[Cut]) -> tuple[Cut, ...]:
     units = [for_unit_tangent(program, cut.forward.body, cut.backward.body) for cut in cuts]
     pairs = zip(cuts, units, strict=True)
     return () if None in units else tuple(replace(cut, unit=unit) for cut, unit in pairs)
+
+
+def _is_between(
+    first: NDArray[np.int64], last: NDArray[np.int64], position: int | None
+) -> NDArray[np.bool_]:
+    """Whether a position is within each of these bounds; none is not."""
+    if position is None:
+        return np.zeros(np.broadcast_shapes(first.shape, last.shape), bool)
+    return (first <= position) & (position <= last)
 
 
 def _is_same(one: Cut, other: Cut) -> bool:
