@@ -258,7 +258,7 @@ def test_a_forward_that_first_asks_in_a_later_step_says_that_it_ran_twice() -> N
     run = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
     for _ in range(3):
         run(torch.randn(8, WIDTH)).backward()
-    with pytest.warns(UserWarning, match="counts twice in this step"):
+    with pytest.warns(UserWarning, match="counts again in this step"):
         run(torch.randn(8, WIDTH)).backward()
 
 

@@ -164,7 +164,8 @@ class DeferredTensor(torch.Tensor):
             return func(*args, **(kwargs or {}))
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator on what is made for it; one that views or copies can wait.

@@ -16,6 +16,7 @@ __all__ = [
     "LossError",
     "MemoryChanged",
     "OutputGone",
+    "PartialGradientAsked",
     "RepeatExceeded",
     "SecondDerivative",
     "UnknownExecutor",
@@ -39,6 +40,10 @@ class MemoryChanged(BackwardError):
 
 class OutputGone(ExecutionError):
     """An output that no step makes was read when what it is made of had changed."""
+
+
+class PartialGradientAsked(BackwardError):
+    """A gradient was asked for of which autograd has a part; the next forward has the whole."""
 
 
 class SecondDerivative(BackwardError):

@@ -24,7 +24,7 @@ from torch.autograd.graph import _engine_run_backward
 from torch.utils import _pytree as pytree
 
 from remat_exec.deferred import DeferredTensor
-from remat_exec.errors import BackwardError
+from remat_exec.errors import BackwardError, PartialGradientAsked
 from remat_exec.inner_reads import InnerReads
 from remat_exec.outputs import Outputs
 from remat_graph.torch import Program, TensorFacts
@@ -80,7 +80,8 @@ class PartialGradient(DeferredTensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def __torch_dispatch__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Let autograd itself add to it, and view and copy it.
@@ -175,9 +176,11 @@ class _Refusal:
         instead = (
             "end the region by torch._dynamo.graph_break() in the forward where the output is there"
         )
+        kind = BackwardError
         if self.asked is not None and self.asked(waited_for):
+            kind = PartialGradientAsked
             instead = "run forward again, it will be planned anew, and autograd has the whole then"
-        raise BackwardError(
+        raise kind(
             f"the gradient of output {shown} of a region is asked for, by a hook, retain_grad or "
             f"autograd.grad. The region reads that output itself, too, so autograd has only the "
             f"part that comes from outside; {instead}. If that part is meant, return "

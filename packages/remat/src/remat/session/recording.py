@@ -195,6 +195,13 @@ class StepRecording:
             tell_of_optimizers(self)
             self.mark("start")
 
+    def start_again(self) -> None:
+        """Record the step under way from here on."""
+        if self._recorder is not None:
+            device = self._recorder.device
+            self.stop()
+            self.start(device, collect=False)
+
     def _collect_garbage(self, *, solved: bool) -> None:
         """Let go of what was there before, lest that is done in the step.
 

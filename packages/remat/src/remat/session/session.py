@@ -83,7 +83,7 @@ class Session:
         self._counts, self._cuts = CallCounts(), cuts
         self._has_several = self._was_several = self._had_backward = False
         self._settings, self._on_plan, self._model, self._join = settings, on_plan, model, join
-        self._before = Before(torch.nn.Module(), (), first=False)
+        self._before = Before(torch.nn.Module(), (), lambda: None, first=False)
         self._before_code: Callable[[], None] = lambda: None
         self._answer = self._last = cast("Any", None)
         self._not_planned: NotPlanned | None = None
@@ -208,8 +208,7 @@ class Session:
         """
         step, outermost = self.step, not self.step.within_forward
         if outermost:
-            begin = self._begin if self._one_region else step.begin
-            begin(None)
+            (self._begin if self._one_region else step.begin)(None)
         first = outermost and not self._has_run and torch.is_grad_enabled() and not self._preparing
         if first:
             self.step.record_first(device_of(self._model().parameters()))
@@ -242,11 +241,12 @@ class Session:
         self.breaks.append(f"{region.name} runs as it is: {why}")
 
     def _forward(self, forward: Callable[[], Any], outermost: bool, first: bool) -> Any:
-        """Run a forward, twice if it finds what is to run as it is."""
+        """Run a forward; again, if it asks for a gradient that is not there yet."""
         if not outermost or not (first or self._shares):
             return forward()
-        with Before(self._model(), self.call_arguments, first=first) as self._before:
-            return self._before.run(forward, self._leave_open)
+        again = partial(self.step.begin_again, len(self.step.calls))
+        with Before(self._model(), self.call_arguments, again, first=first) as self._before:
+            return self._before.run(forward, self._leave_open, self._cuts)
 
     def _leave_open(self, error: SecondDerivative) -> None:
         """Have what the forward differentiates twice itself run as it is from then on."""

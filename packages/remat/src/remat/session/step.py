@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections import Counter
@@ -127,6 +128,16 @@ class StepState:
         self.outputs.clear()
         self.is_new = self.is_odd = self.overlaps = False
         self.told_bytes = 0
+
+    def begin_again(self, calls: int) -> None:
+        """Forget all calls but the first ones: the forward that made the others is run again."""
+        is_recorded = self.recording.under_way and not (calls or self.records_call)
+        gc.collect()  # errors leave what it held in cycles
+        if calls:
+            del self.calls[calls:]
+        else:
+            self.forget_calls()
+        self.recording.start_again() if is_recorded else self.stop_recording_steps()
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""
