@@ -171,6 +171,70 @@ def test_a_change_of_its_shape_is_refused(change):
     assert torch.equal(tensor, DATA)
 
 
+@pytest.mark.parametrize("read_first", [True, False])
+def test_python_changes_its_elements_in_place(read_first):
+    tensor = detached()
+    view = tensor[:2]
+    if read_first:
+        assert tensor.sum() == DATA.sum()
+    ones = torch.ones(2, 6)
+    assert view.apply_(lambda a: a + 1) is view
+    assert view.map_(ones, lambda a, b: a * 2 + b) is view
+    assert view.map2_(ones, ones, lambda a, b, c: a + b + c) is view
+    expected = DATA.clone()
+    expected[:2] = (DATA[:2] + 1) * 2 + 3
+    assert torch.equal(tensor, expected)
+    assert torch.equal(ones.map_(detached()[2:], lambda a, b: a + b), DATA[2:] + 1)
+
+
+def test_python_changes_no_elements_of_what_needs_a_gradient(output):
+    with pytest.raises(RuntimeError, match="requires grad"):
+        output.apply_(lambda a: a)
+
+
+@pytest.mark.parametrize("read_first", [True, False])
+@pytest.mark.parametrize("part", [lambda t: t, lambda t: t.detach()[1:].T, lambda t: t.double()])
+def test_another_tensor_takes_its_memory_as_data(output, part, read_first):
+    taken, whole = part(output), part(DATA)
+    if read_first:
+        assert taken.sum() == whole.sum()
+    parameter = torch.nn.Parameter(torch.zeros_like(whole))
+    parameter.sum().backward()
+    parameter.data = taken
+    assert len(output.made_times) == 1
+    assert type(parameter) is torch.nn.Parameter
+    assert parameter.stride() == whole.stride()
+    assert torch.equal(parameter, whole)
+    with torch.no_grad():
+        parameter.mul_(2)  # as it is their memory
+    assert torch.equal(taken.detach(), 2 * whole)
+    parameter.grad = None
+    parameter.sum().backward()
+    assert torch.equal(parameter.grad, torch.ones_like(whole))
+
+
+def test_a_conjugate_is_no_data_of_another_tensor():
+    data = torch.complex(DATA, DATA)
+    tensor = DeferredTensor.like(data.to("meta"), data.device, data.clone)
+    taker = torch.zeros(4, 6, dtype=data.dtype)
+    with pytest.raises(ExecutionError, match="use a clone"):
+        taker.data = tensor.conj()
+    taker.data = tensor.conj().clone()
+    assert torch.equal(taker, data.conj())
+
+
+def test_other_tensors_with_a_dispatch_of_their_own_are_set_as_data_as_before():
+    with torch._subclasses.FakeTensorMode():
+        taker, taken = torch.zeros(4, 6), torch.ones(6, 4)
+        taker.data = taken
+        with torch.inference_mode():
+            other = torch.zeros(4, 6)
+            other.data = torch.ones(2)
+    assert (taker.shape, other.shape) == ((6, 4), (2,))
+    with pytest.raises(RuntimeError, match="incompatible tensor type"):
+        torch.zeros(2).data = torch.zeros(2).to_sparse()
+
+
 def test_a_compiled_function_takes_it(output):
     twice = torch.compile(lambda t: (t * 2).sum(), backend="eager")  # with a break of its graph
     assert twice(output) == 2 * DATA.sum()

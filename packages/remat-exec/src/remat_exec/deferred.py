@@ -5,6 +5,9 @@ operator or Python asks for it. Views, casts and copies of one are such tensors,
 made it stands for an ordinary tensor: what is computed of it is one. It is made below autograd, so
 a gradient of it goes where that of the tensor it stands for would go.
 
+It has no memory of its own until it is set as the `.data` of another tensor: torch takes the memory
+then, without an operator, so it gets that of the tensor it stands for.
+
 Limits: operators that change its own shape in place are refused.
 """
 
@@ -50,6 +53,7 @@ _OF_DATA = frozenset(
         _Tensor.__cuda_array_interface__.__get__,
     }
 )
+_IN_PLACE = frozenset({_Tensor.apply_, _Tensor.map_, _Tensor.map2_})  # by Python, on memory
 _SET_DATA = _Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -131,6 +135,23 @@ class DeferredTensor(torch.Tensor):
         """Give what Python is to look at: it says whether it needs a gradient, as this does."""
         return self.made.detach().requires_grad_(self.requires_grad)
 
+    def _take_memory(self) -> None:
+        """Have the memory of what this stands for, as torch is to take it from here.
+
+        Raises:
+            ExecutionError: if memory does not say what is there: a conjugate, or a negative.
+        """
+        made = self.made
+        if made.is_conj() or made.is_neg():
+            raise ExecutionError(
+                "a conjugate of an output that is made when it is read cannot be the .data of "
+                "another tensor; use a clone()"
+            )
+        with torch._C._DisableTorchDispatch(), torch._C._AutoDispatchBelowADInplaceOrView():
+            aten.set_.source_Storage_storage_offset(
+                self, made.untyped_storage(), made.storage_offset(), made.size(), made.stride()
+            )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
         """Copy the tensor that this stands for, where a tensor can be copied.
 
@@ -158,10 +179,14 @@ class DeferredTensor(torch.Tensor):
             raise ExecutionError(
                 "the .data of an output that is made when it is read cannot be set; use a clone()"
             )
-        if func in _OF_DATA:
-            args = pytree.tree_map_only(DeferredTensor, DeferredTensor._of_python, args)
+        given = args[0] if func in _IN_PLACE else None
+        if func in _OF_DATA or func in _IN_PLACE:
+            args, kwargs = pytree.tree_map_only(
+                DeferredTensor, DeferredTensor._of_python, (args, kwargs)
+            )
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+        return result if given is None else given
 
     @classmethod
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -187,6 +212,22 @@ class DeferredTensor(torch.Tensor):
         args, given = pytree.tree_map_only(DeferredTensor, lambda one: one.made, (args, given))
         result = func(*args, **given)
         return changed.get(id(result), result)
+
+
+_library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
+
+
+@torch.library.impl(_library, "_has_compatible_shallow_copy_type", "PythonTLSSnapshot")
+def _has_compatible_shallow_copy_type(tensor: torch.Tensor, source: torch.Tensor) -> bool:
+    """Say whether a tensor can take the memory of another, which one that waits gets here.
+
+    Torch asks this before it sets `.data`, of tensors that have a `__torch_dispatch__`.
+    """
+    if isinstance(source, DeferredTensor):
+        source._take_memory()
+    with torch._C._DisableTorchDispatch():
+        same: bool = aten._has_compatible_shallow_copy_type.default(tensor, source)
+    return same
 
 
 def watched(tensor: torch.Tensor, read: Callable[[], None]) -> DeferredTensor:
