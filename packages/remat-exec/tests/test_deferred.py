@@ -84,6 +84,10 @@ READS = {
     "deepcopy": lambda t: torch.equal(copy.deepcopy(t.detach()), DATA),
     "out": lambda t: torch.equal(torch.add(t.detach(), 0, out=torch.empty(4, 6)), DATA),
     "iter": lambda t: [float(row[0]) for row in t.detach()] == DATA[:, 0].tolist(),
+    "elements": lambda t: torch.tensor([t.detach()[0, 0], t.detach()[0, 1]]).tolist() == [1, 2],
+    "columns": lambda t: torch.as_tensor([[t.detach()[0, 0]], [t.detach()[1, 0]]]).sum() == 8,
+    "elements by type": lambda t: torch.Tensor([*t.detach()[0]]).tolist() == DATA[0].tolist(),
+    "unbound": lambda t: t.new_tensor(t.detach()[1].unbind()).tolist() == DATA[1].tolist(),
     "loss": lambda t: bool(torch.nn.functional.cross_entropy(t, torch.zeros(4).long()) > 0),
 }
 
@@ -93,6 +97,18 @@ def test_what_is_read_is_right(output, name):
     with torch.no_grad() if name in ("into", "out") else torch.enable_grad():
         assert READS[name](output)
     assert len(output.made_times) == 1
+
+
+def test_an_element_is_made_at_once(output):
+    row = output[1]
+    assert not output.made_times
+    element = row[2]
+    assert len(output.made_times) == 1
+    assert type(element) is torch.Tensor
+    (3 * element).backward()
+    assert output.x.grad == 3
+    number = DeferredTensor.like(DATA[0, 0].to("meta"), DATA.device, DATA[0, 0].clone)
+    assert isinstance(number.detach(), DeferredTensor)  # an output that is a number waits
 
 
 def test_it_is_saved_as_an_ordinary_tensor(output):

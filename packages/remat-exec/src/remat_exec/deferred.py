@@ -207,7 +207,9 @@ class DeferredTensor(torch.Tensor):
         source = args[0] if args else None
         if isinstance(source, DeferredTensor) and _can_wait(source, func, given):
             with torch.inference_mode(mode=False):  # what it stands for is no inference tensor
-                return _later(source, func, args, given)
+                waiting = _later(source, func, args, given)
+            if waiting is not None:
+                return waiting
         changed = {id(item.made): item for item in _changed(func, args, given)}
         args, given = pytree.tree_map_only(DeferredTensor, lambda one: one.made, (args, given))
         result = func(*args, **given)
@@ -260,7 +262,10 @@ def _can_wait(source: DeferredTensor, func: Any, kwargs: dict[str, Any]) -> bool
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def _later(source: DeferredTensor, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Give what an operator gives, to be made when it is read."""
+    """Give what an operator gives, to be made when it is read; nothing for an element.
+
+    Who takes an element reads it, and `torch.tensor` does so without an operator.
+    """
     rest = args[1:]
     meta = torch.empty_strided(source.size(), source.stride(), dtype=source.dtype, device="meta")
     if source.storage_offset():
@@ -269,6 +274,8 @@ def _later(source: DeferredTensor, func: Any, args: Any, kwargs: dict[str, Any])
             source.storage_offset(), source.size(), source.stride(),
         )  # fmt: skip
     like = func(meta, *rest, **kwargs)
+    if source.dim() and any(not one.dim() for one in pytree.tree_leaves(like)):
+        return None
     memory = None if func in _COPIES else source._memory
 
     def later(one: torch.Tensor, at: int | None) -> DeferredTensor:
