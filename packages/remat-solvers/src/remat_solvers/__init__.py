@@ -13,7 +13,7 @@ schedules) and `testing` (what a solver must pass).
 """
 
 from remat_solvers.__about__ import __version__
-from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver
+from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, check_progress
 from remat_solvers.core.store_all import store_all
 from remat_solvers.errors import (
     BackEndFailed,
@@ -52,6 +52,7 @@ __all__ = [
     "UnsuitableSolver",
     "WorkerDied",
     "__version__",
+    "check_progress",
     "check_tradeoff",
     "cite",
     "get_solver",

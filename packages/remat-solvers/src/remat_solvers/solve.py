@@ -26,12 +26,19 @@ from remat_graph import (
 )
 from remat_solvers.bounds.peak import peak_bound
 from remat_solvers.core.incumbent import TOLERANCE
-from remat_solvers.core.problem import Limit, Problem, Progress, Report, Solver, silent
+from remat_solvers.core.problem import (
+    Limit,
+    Problem,
+    Progress,
+    Report,
+    Solver,
+    check_progress,
+    silent,
+)
 from remat_solvers.errors import (
     BackEndFailed,
     BrokenSolver,
     BudgetTooSmall,
-    InvalidProblem,
     SolverError,
     UnsuitableSolver,
 )
@@ -120,8 +127,7 @@ def solve(
         InvalidSchedule: if `start` is not legal for the graph.
     """
     problem = Problem(graph, budget_bytes, hierarchy, executor, start)
-    if progress is not None and not callable(progress):
-        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
+    check_progress(progress)
     verdicts, timeline = _in_hand(problem)
     limit = Limit.starting_now(limit_seconds)
     least_bytes = (

@@ -23,6 +23,8 @@ __all__ = [
     "check_executor",
     "check_gap",
     "check_graph",
+    "check_progress",
+    "check_progress",
     "check_whole",
     "silent",
 ]
@@ -155,6 +157,16 @@ def _check_start(start: object) -> None:
             )
 
 
+def check_progress(progress: object) -> None:
+    """Check that what is to be called with a `Progress` can be called.
+
+    Raises:
+        InvalidProblem: if it cannot, and is not None.
+    """
+    if progress is not None and not callable(progress):
+        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
+
+
 def _shown(value: object) -> str:
     """Show something that is not what was asked for, and of which type it is."""
     text = repr(value)
@@ -179,7 +191,8 @@ class Limit:
 
     def __post_init__(self) -> None:
         seconds = self.seconds
-        if seconds is not None and not (isinstance(seconds, numbers.Real) and seconds >= 0):
+        is_number = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+        if seconds is not None and not (is_number and seconds >= 0):
             raise InvalidProblem(f"limit_seconds={seconds!r}; it must be 0 or more, or None")
 
     @classmethod

@@ -33,6 +33,7 @@ from remat_solvers.core.problem import (
     Report,
     Solver,
     check_executor,
+    check_progress,
     silent,
 )
 from remat_solvers.errors import InvalidProblem, SolverError, WorkerDied, format_bytes
@@ -155,8 +156,7 @@ def check_tradeoff(
     Limit.starting_now(limit_seconds)
     if executor is not None:
         check_executor(executor)
-    if progress is not None and not callable(progress):
-        raise InvalidProblem(f"progress={progress!r}; give a function of a Progress, or None")
+    check_progress(progress)
     return AUTO if solver == AUTO else resolve_solver(solver).name
 
 

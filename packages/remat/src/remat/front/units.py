@@ -10,7 +10,7 @@ import copy
 import fnmatch
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -42,7 +42,8 @@ def choose_regions(model: torch.nn.Module, regions: Regions | None) -> list[str]
     """
     if regions is None:
         return []
-    entries = [regions] if isinstance(regions, (str, type)) else list(regions)
+    several = list(regions) if isinstance(regions, Iterable) else [None]
+    entries = [regions] if isinstance(regions, (str, type)) else several
     names = {name: part for name, part in model.named_modules() if name}
     selected: set[str] = set()
     for entry in entries:

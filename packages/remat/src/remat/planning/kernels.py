@@ -10,9 +10,19 @@ from remat_graph import Numerics
 if TYPE_CHECKING:
     from remat_graph.torch import Capture
 
-__all__ = ["Kernels", "read_kernels", "why_no_groups"]
+__all__ = ["Kernels", "check_flag", "read_kernels", "why_no_groups"]
 
 Kernels = Literal["eager", "inductor"]
+
+
+def check_flag(name: str, flag: object) -> None:
+    """Check an option that is on or off: any text would be on.
+
+    Raises:
+        RematError: if it is neither `True` nor `False`.
+    """
+    if not isinstance(flag, bool):
+        raise RematError(f"{name}={flag!r}; give True or False")
 
 
 def read_kernels(kernels: str, numerics: Numerics | None, *, wait: bool) -> Numerics | None:
@@ -20,8 +30,9 @@ def read_kernels(kernels: str, numerics: Numerics | None, *, wait: bool) -> Nume
 
     Raises:
         RematError: if there are no such kernels, results may not differ as they do by these, or
-            there is nothing to wait for.
+            there is nothing to wait for, or `wait` is neither on nor off.
     """
+    check_flag("wait", wait)
     if kernels not in get_args(Kernels):
         there_are = " or ".join(map(repr, get_args(Kernels)))
         raise RematError(f"kernels={kernels!r}; give {there_are}")

@@ -44,7 +44,8 @@ def read_outputs(outputs: Outputs | None) -> tuple[str | int, ...] | None:
     if outputs is None:
         return None
     one = isinstance(outputs, str | int)
-    named = (outputs,) if one else tuple(outputs) if isinstance(outputs, Sequence) else (None,)
+    several = isinstance(outputs, Sequence) and not isinstance(outputs, bytes)
+    named = (outputs,) if one else tuple(outputs) if several else (None,)  # type: ignore[arg-type]
     if not all(isinstance(name, str | int) and not isinstance(name, bool) for name in named):
         raise RematError(
             f"outputs={outputs!r}; name what is read of what the model returns: a field, a key or "

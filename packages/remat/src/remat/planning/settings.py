@@ -13,7 +13,7 @@ from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
-from remat.planning.kernels import Kernels, read_kernels
+from remat.planning.kernels import Kernels, check_flag, read_kernels
 from remat.planning.numerics import read_numerics
 from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan
@@ -28,7 +28,7 @@ from remat_graph.torch import (
     missing_compiler,
 )
 from remat_partition import Partitioner
-from remat_solvers import Progress, Solver
+from remat_solvers import Limit, Progress, Solver, check_progress
 
 __all__ = ["Settings", "as_args"]
 
@@ -107,6 +107,9 @@ class Settings:
             RematError: if another option cannot be what it is, or has no use beside the others.
         """
         check_on_infeasible(on_infeasible)
+        Limit.starting_now(limit_seconds)
+        check_progress(progress)
+        check_flag("optimizer_in_backward", optimizer_in_backward)
         allowed = read_kernels(kernels, read_numerics(numerics), wait=wait)
         if not (optimizer is None or callable(optimizer) or is_optimizer(optimizer)):
             raise RematError(

@@ -19,7 +19,7 @@ import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
-from remat.planning.kernels import Kernels, read_kernels
+from remat.planning.kernels import Kernels, check_flag, read_kernels
 from remat.planning.numerics import read_numerics
 from remat_graph import (
     Graph,
@@ -105,6 +105,7 @@ def tradeoff(
     """
     check_tradeoff(points, budgets, solver, limit_seconds, executor, progress)
     check_method(solver, partitioner)
+    check_flag("optimizer_in_backward", optimizer_in_backward)
     allowed = read_kernels(kernels, read_numerics(numerics), wait=False)
     wanted = read_budgets(budgets)
     if kwargs is not None and not isinstance(kwargs, Mapping):
