@@ -14,7 +14,7 @@ from remat.errors import RematError
 from remat.report.words import mib
 from remat_exec import Ability, Executor, abilities_of
 from remat_graph import Numerics
-from remat_graph.torch import Capture, Output, Program, Structure, flatten
+from remat_graph.torch import Capture, CaptureError, Output, Program, Structure, flatten
 from remat_solvers import BudgetTooSmall
 
 __all__ = [
@@ -39,7 +39,7 @@ def read_outputs(outputs: Outputs | None) -> tuple[str | int, ...] | None:
     """Read which outputs the user names.
 
     Raises:
-        RematError: if they are no names or positions.
+        RematError: if they are no names or positions, or there are none.
     """
     if outputs is None:
         return None
@@ -50,6 +50,11 @@ def read_outputs(outputs: Outputs | None) -> tuple[str | int, ...] | None:
         raise RematError(
             f"outputs={outputs!r}; name what is read of what the model returns: a field, a key or "
             f"a position, or a list of these, such as outputs='loss' or outputs=[0, 2]"
+        )
+    if not named:
+        raise RematError(
+            f"outputs={outputs!r} names no output, so none gets a gradient; name the loss and what "
+            f"else is read, or leave outputs= out"
         )
     return named  # type: ignore[return-value]
 
@@ -95,9 +100,15 @@ def with_named_outputs(captured: Capture, others: frozenset[int]) -> Capture:
     """Expect no gradient of the outputs at the `others` of positions, and make none that is large.
 
     Raises:
-        CaptureError: if no gradient is left.
+        CaptureError: if none that is named gets a gradient.
     """
-    differentiable = captured.missing.union(captured.program.tangents.values())
+    expected = frozenset(captured.program.tangents.values())
+    if expected <= others:
+        raise CaptureError(
+            "none of the outputs that outputs= names gets a gradient; nothing to plan: name the "
+            "loss, too"
+        )
+    differentiable = captured.missing | expected
     captured = captured.variant(captured.missing | (others & differentiable))
     return captured.with_deferred_outputs(others & captured.deferrable)
 

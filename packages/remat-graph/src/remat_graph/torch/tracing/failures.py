@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -23,6 +24,10 @@ _APART = (
     "between regions"
 )
 
+
+_OF_CALL = re.compile(
+    r"forward\(\) (missing|takes|got) "
+)  # Python's error where arguments do not fit
 
 # What torch says of it: what it is, and what to write instead.
 _KNOWN = {
@@ -54,11 +59,16 @@ def not_traced(error: Exception) -> CaptureError:
     for words, (what, instead) in _KNOWN.items():
         if words in str(error):
             return CaptureError(f"{what.format(line=_user_line(error))}; {instead}")
+    line = _user_line(error)
+    if isinstance(error, TypeError) and not line and _OF_CALL.search(str(error)):
+        return CaptureError(
+            f"the example inputs do not fit the forward: {error}; give args and kwargs as in a "
+            f"call of the model"
+        )
     *_, innermost = traceback.extract_tb(error.__traceback__)
     advice = f"; {_APART}" if _is_of_torch_or_ours(innermost.filename) else ""
     return CaptureError(
-        f"the forward pass cannot be traced{_user_line(error)}: {type(error).__name__}: "
-        f"{error}{advice}"
+        f"the forward pass cannot be traced{line}: {type(error).__name__}: {error}{advice}"
     )
 
 
