@@ -24,7 +24,6 @@ __all__ = [
     "check_gap",
     "check_graph",
     "check_progress",
-    "check_progress",
     "check_whole",
     "silent",
 ]

@@ -137,7 +137,8 @@ class StepState:
             del self.calls[calls:]
         else:
             self.forget_calls()
-        self.recording.start_again() if is_recorded else self.stop_recording_steps()
+        go_on = self.recording.start_again if is_recorded else self.stop_recording_steps
+        go_on()
 
     def add_region(self, *, runs_first: bool) -> None:
         """See a region that earlier steps did not call, and whose code `runs_first` here."""

@@ -25,9 +25,8 @@ _APART = (
 )
 
 
-_OF_CALL = re.compile(
-    r"forward\(\) (missing|takes|got) "
-)  # Python's error where arguments do not fit
+# Python's error where arguments do not fit.
+_OF_CALL = re.compile(r"forward\(\) (missing|takes|got) ")
 
 # What torch says of it: what it is, and what to write instead.
 _KNOWN = {
