@@ -119,6 +119,20 @@ def of_each_word(m, scores, y):
     return functional.binary_cross_entropy_with_logits(scores, wanted)
 
 
+def straight_through(m, scores, y):
+    shares = scores.softmax(-1)
+    chosen = functional.one_hot(shares.argmax(-1), WORDS).double()
+    made = (chosen + shares - shares.detach()) @ m.out.weight
+    return made.square().mean() + functional.cross_entropy(scores, y)
+
+
+def routed(m, scores, y):
+    shares = scores.softmax(-1)
+    largest = shares.topk(2, -1)
+    first = functional.one_hot(largest.indices[:, 0], WORDS).double().mean(0)
+    return largest.values.square().mean() + (first * shares.mean(0)).sum()
+
+
 LOSSES = {
     "large scores cost": large_scores_cost,
     "focal loss": focal,
@@ -126,6 +140,8 @@ LOSSES = {
     "shares of words": of_shares,
     "entropy beside": entropy_beside,
     "each word alone": of_each_word,
+    "straight-through choice": straight_through,
+    "routed and balanced": routed,
 }
 
 

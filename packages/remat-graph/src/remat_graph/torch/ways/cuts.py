@@ -211,7 +211,7 @@ class _Finder:
         backward = self._differentiated(forward)
         if backward is None:
             return None
-        cut = Cut(forward, backward)
+        cut = Cut(self._giving(forward, backward), backward)
         return cut if value in self._inside(cut) else None
 
     def _ended(self, ops: Sequence[str], own: str) -> Sequence[str]:
@@ -288,6 +288,15 @@ class _Finder:
                 if len(grown.own) == len(own):
                     break
         return best
+
+    def _giving(self, forward: Stretch, backward: Stretch) -> Stretch:
+        """Let a stretch give what runs once in it, where the other one reads that."""
+        storage, body = self.program.storage, forward.body.body
+        read = {storage[name] for name in backward.body.body.inputs if name in storage}
+        made = (name for op in forward.own for name in self.program.calls[op].results)
+        given = [name for name in made if name is not None and storage[name] in read]
+        outputs = tuple(dict.fromkeys((*body.outputs, *given)))
+        return replace(forward, body=replace(forward.body, body=replace(body, outputs=outputs)))
 
     def _inside(self, cut: Cut) -> set[str]:
         """Name the values that are no longer there whole."""
