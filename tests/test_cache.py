@@ -1,5 +1,6 @@
 """What one construction of a model has measured and solved, the next does not do again."""
 
+import functools
 import json
 import logging
 import os
@@ -11,6 +12,7 @@ from torch import nn
 import remat
 import remat_graph.torch.cost.costs as op_costs
 from remat.cache import Entry, Store, cached_solution, keep_solution, store
+from remat.cache.keys import costs_key
 from remat.planning import planner, solving
 from remat_graph import Graph, Op, Solution, Stage, Status, Value
 from remat_solvers import solve
@@ -244,3 +246,16 @@ def test_a_cache_that_cannot_be_read_or_found_is_left_out(folder, monkeypatch, c
 
 def denied(*_):
     raise PermissionError(13, "denied")
+
+
+@pytest.mark.parametrize("backend", ["cuda.matmul", "cudnn.conv"])
+def test_times_are_those_of_a_precision_that_was_set_by_the_newer_interface(backend):
+    """Torch refuses to say it by the older one then."""
+    of_backend = functools.reduce(getattr, backend.split("."), torch.backends)
+    plain, before = costs_key(torch.device("cpu")), of_backend.fp32_precision
+    try:
+        of_backend.fp32_precision = "ieee" if before == "tf32" else "tf32"
+        assert costs_key(torch.device("cpu")) != plain
+    finally:
+        of_backend.fp32_precision = before
+    assert costs_key(torch.device("cpu")) == plain

@@ -26,6 +26,8 @@ def layers():
     [
         (None, 2),
         (AdamW, 2),
+        (functools.partial(AdamW, fused=True), 2),
+        (functools.partial(AdamW, capturable=True), 2),
         (functools.partial(SGD, lr=0.1), 0),
         (functools.partial(SGD, lr=0.1, momentum=0.9), 1),
         (lambda parameters: RMSprop(parameters, momentum=0.9), 2),
@@ -44,6 +46,7 @@ def test_an_optimizer_that_is_made_counts_for_the_parameters_without_a_state():
     assert pending_state_bytes([weight, *rest], optimizer) == weight.nbytes
     optimizer = AdamW([weight, *rest])
     assert pending_state_bytes([], optimizer) == 2 * size
+    assert pending_state_bytes([], SGD(groups, lr=0.1, fused=True)) == weight.nbytes
     weight.grad = torch.ones_like(weight)
     optimizer.step()
     assert pending_state_bytes([], optimizer) == 2 * (size - weight.nbytes)

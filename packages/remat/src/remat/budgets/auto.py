@@ -180,6 +180,8 @@ def _like(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer | None:
 
 
 def _state_after_a_step(trial: torch.optim.Optimizer) -> int:
+    for group in trial.param_groups:  # how it is computed, which the meta device knows one way of
+        group.update((way, False) for way in ("fused", "capturable") if group.get(way))
     trial.step()
     return sum(
         item.nbytes

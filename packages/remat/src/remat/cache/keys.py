@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
 import platform
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import remat_graph
 import remat_partition
@@ -34,7 +35,7 @@ def costs_key(device: torch.device) -> dict[str, str]:
         "device": device.type,
         "processor": _processor(),
         "threads": str(torch.get_num_threads()),
-        "matmul precision": torch.get_float32_matmul_precision(),
+        "precision": _precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
     }
     if device.type == "cuda":
@@ -74,6 +75,19 @@ def solution_key(
 def file_name(key: Mapping[str, str]) -> str:
     """Hash a key: 64 hexadecimal digits."""
     return hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+
+
+def _precision() -> str:
+    """Name how precisely products and convolutions of 32 bits are computed, by either interface."""
+    import torch  # noqa: PLC0415 - takes seconds
+
+    backends: Any = torch.backends
+    each = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn,
+            backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn)  # fmt: skip
+    names = [str(backend.fp32_precision) for backend in each]
+    with contextlib.suppress(RuntimeError):  # it was set by the newer interface
+        names.append(torch.get_float32_matmul_precision())
+    return " ".join(names)
 
 
 @functools.cache
