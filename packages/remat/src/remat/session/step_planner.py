@@ -69,12 +69,13 @@ class StepPlanner:
     room: int | None = None
     plain: PlainStep = field(default_factory=PlainStep)
     _needed: dict[tuple[int, ...], int] = field(default_factory=dict)
-    _neediest: Recorded | None = None
+    _neediest: tuple[Recorded, Sequence[RegionKind]] | None = None
 
     def exchange_kinds(self, kinds: Kinds) -> Kinds:
         """Have other kinds than these, and give these."""
         before = self.kinds.exchange(kinds)
         self._needed.clear()
+        self._neediest = None
         return before
 
     def know_plain(self, plans: Iterable[object]) -> None:
@@ -142,7 +143,7 @@ class StepPlanner:
             # Other steps like it need more; and so may those with other calls that did not fit.
             self._needed[record.pattern] = own = self._named(error)
             needed = max(self._needed.values())
-            self._neediest = record if own == needed else self._neediest
+            self._neediest = (record, kinds) if own == needed else self._neediest
             raise self._refused(kinds, budget, needed) from None
         self.forget_need(record.pattern)
         if has_other_ranks():
@@ -197,10 +198,9 @@ class StepPlanner:
 
         That is solved for now: a step after which others go on need not say so.
         """
-        record = self._neediest
+        record, kinds = self._neediest or (None, ())
         if record is None or record.pattern not in self._needed:
             return
-        kinds = self._kinds_of(record)
         sliced = [kind.in_slices or kind for kind in kinds]
         if sliced == kinds:
             return
