@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from integration_cases.one_step import steps
 from torch import Tensor, nn
 
 import remat
@@ -17,18 +18,6 @@ WIDTH = 16
 
 def layer() -> nn.Linear:
     return nn.Linear(WIDTH, WIDTH)
-
-
-def steps(model: nn.Module, rows: tuple[int, ...]) -> list[Any]:
-    seen = list[Any]()
-    for at, size in enumerate(rows):
-        model.zero_grad()
-        torch.manual_seed(at)
-        loss = model(torch.randn(size, WIDTH))
-        loss.backward()
-        grads = [parameter.grad for parameter in model.parameters()]
-        seen.append((loss.detach(), copy.deepcopy(grads), torch.get_rng_state()))
-    return seen
 
 
 class Asking(nn.Module):
@@ -79,7 +68,7 @@ def test_a_forward_that_asks_for_gradients_of_what_it_made_trains_from_its_first
 ) -> None:
     eager, run = asking(adds=adds)
     for rows in ((32, 32), (24, 32), (48, 24)):
-        for one, other in zip(steps(eager, rows), steps(run, rows), strict=True):
+        for one, other in zip(steps(eager, rows, WIDTH), steps(run, rows, WIDTH), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert eager.calls == run.calls
         torch.testing.assert_close(dict(eager.named_buffers()), dict(run.named_buffers()))
@@ -91,7 +80,7 @@ def test_a_forward_that_asks_for_gradients_of_what_it_made_trains_from_its_first
 @pytest.mark.filterwarnings("ignore:the forward was run again")
 def test_so_does_one_that_begins_to_ask_later() -> None:
     eager, run = asking(asks_from=3)
-    plain, planned = (steps(each, (32,) * 6) for each in (eager, run))
+    plain, planned = (steps(each, (32,) * 6, WIDTH) for each in (eager, run))
     for (loss, grads, _), (other, others, _) in zip(plain, planned, strict=True):
         torch.testing.assert_close((loss, grads), (other, others), rtol=0, atol=0)
 

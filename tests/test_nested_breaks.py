@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from integration_cases.one_step import steps
 from integration_cases.sweeps import swept
 from torch import Tensor, nn
 from torch._dynamo import symbolic_convert
@@ -159,26 +160,12 @@ OTHERS: dict[str, Any] = {
 }  # fmt: skip
 
 
-def steps(
-    model: nn.Module, run: nn.Module, rows: tuple[int, ...]
-) -> list[tuple[Tensor, list[Tensor | None], Tensor]]:
-    seen = []
-    for at, size in enumerate(rows):
-        model.zero_grad()
-        torch.manual_seed(at)
-        loss = run(torch.randn(size, WIDTH))
-        loss.backward()
-        grads = [parameter.grad for parameter in model.parameters()]
-        seen.append((loss.detach(), copy.deepcopy(grads), torch.get_rng_state()))
-    return seen
-
-
 def assert_trained_as_in_eager(call: Any, rows: tuple[int, ...]) -> Any:
     torch.manual_seed(0)
     eager = type("Calling", (Caller,), {"run": call})()  # a method, as TorchDynamo sees it
     model = copy.deepcopy(eager)
     run = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
-    for one, other in zip(steps(eager, eager, rows), steps(model, run, rows), strict=True):
+    for one, other in zip(steps(eager, rows, WIDTH), steps(run, rows, WIDTH), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)
     return run
 
@@ -246,9 +233,9 @@ def test_a_forward_that_asks_across_a_break_counts_its_steps_once() -> None:
     model = copy.deepcopy(eager)
     run = remat.rematerialize(model, budget=2**24, limit_seconds=0.1)
     numbers = random.getstate()
-    plain = steps(eager, eager, (8, 8, 6))
+    plain = steps(eager, (8, 8, 6), WIDTH)
     random.setstate(numbers)
-    for at, (one, other) in enumerate(zip(plain, steps(model, run, (8, 8, 6)), strict=True)):
+    for at, (one, other) in enumerate(zip(plain, steps(run, (8, 8, 6), WIDTH), strict=True)):
         torch.testing.assert_close(one, other, rtol=0, atol=0, msg=f"step {at}")
     torch.testing.assert_close(counted_in(eager), counted_in(run), rtol=0, atol=0)
 

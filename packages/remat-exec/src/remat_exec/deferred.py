@@ -33,9 +33,11 @@ _WHERE = frozenset({"device", "pin_memory", "non_blocking", "layout"})
 _OF_SHAPE = frozenset({aten.set_, aten.resize_, aten.resize_as_})
 
 _Tensor = torch.Tensor
+_IN_PLACE = frozenset({_Tensor.apply_, _Tensor.map_, _Tensor.map2_})  # by Python, on memory
 # What looks at memory without an operator, so that it cannot be seen by dispatch.
 _OF_DATA = frozenset(
     {
+        *_IN_PLACE,
         _Tensor.__array__,
         _Tensor.__deepcopy__,
         _Tensor.__dlpack__,
@@ -53,7 +55,6 @@ _OF_DATA = frozenset(
         _Tensor.__cuda_array_interface__.__get__,
     }
 )
-_IN_PLACE = frozenset({_Tensor.apply_, _Tensor.map_, _Tensor.map2_})  # by Python, on memory
 _SET_DATA = _Tensor.data.__set__  # type: ignore[attr-defined]
 
 
@@ -180,7 +181,7 @@ class DeferredTensor(torch.Tensor):
                 "the .data of an output that is made when it is read cannot be set; use a clone()"
             )
         given = args[0] if func in _IN_PLACE else None
-        if func in _OF_DATA or func in _IN_PLACE:
+        if func in _OF_DATA:
             args, kwargs = pytree.tree_map_only(
                 DeferredTensor, DeferredTensor._of_python, (args, kwargs)
             )

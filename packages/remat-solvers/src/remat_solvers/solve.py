@@ -130,10 +130,7 @@ def solve(
     check_progress(progress)
     verdicts, timeline = _in_hand(problem)
     limit = Limit.starting_now(limit_seconds)
-    least_bytes = (
-        peak_bound(problem.wiring).peak_bytes if solver == AUTO and timeline is None else 0
-    )
-    if least_bytes > budget_bytes:
+    if solver == AUTO and timeline is None and peak_bound(problem.wiring).peak_bytes > budget_bytes:
         seconds = min(_PROBE_SECONDS, limit.left(math.inf))
         raise _too_small(problem, _smallest(problem, seconds, verdicts), Status.INFEASIBLE)
     relay = _Relay(silent if progress is None else progress)

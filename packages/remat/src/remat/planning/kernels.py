@@ -5,24 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal, get_args
 
 from remat.errors import RematError
+from remat.planning.flags import check_flag
 from remat_graph import Numerics
 
 if TYPE_CHECKING:
     from remat_graph.torch import Capture
 
-__all__ = ["Kernels", "check_flag", "read_kernels", "why_no_groups"]
+__all__ = ["Kernels", "read_kernels", "why_no_groups"]
 
 Kernels = Literal["eager", "inductor"]
-
-
-def check_flag(name: str, flag: object) -> None:
-    """Check an option that is on or off: any text would be on.
-
-    Raises:
-        RematError: if it is neither `True` nor `False`.
-    """
-    if not isinstance(flag, bool):
-        raise RematError(f"{name}={flag!r}; give True or False")
 
 
 def read_kernels(kernels: str, numerics: Numerics | None, *, wait: bool) -> Numerics | None:

@@ -12,8 +12,9 @@ from remat.budgets.auto import OptimizerLike, is_optimizer
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import RematError
 from remat.planning.cutting import check_method
+from remat.planning.flags import check_flag
 from remat.planning.infeasible import OnInfeasible, check_on_infeasible
-from remat.planning.kernels import Kernels, check_flag, read_kernels
+from remat.planning.kernels import Kernels, read_kernels
 from remat.planning.numerics import read_numerics
 from remat.planning.outputs import Outputs, read_outputs
 from remat.planning.user_plan import PlanLike, PlanOrSchedule, UserPlan, read_user_plan

@@ -19,7 +19,8 @@ import remat_solvers
 from remat.budgets.budget import Budget, parse_budget
 from remat.errors import BudgetError, RematError
 from remat.planning.cutting import check_method, hierarchy_for
-from remat.planning.kernels import Kernels, check_flag, read_kernels
+from remat.planning.flags import check_flag
+from remat.planning.kernels import Kernels, read_kernels
 from remat.planning.numerics import read_numerics
 from remat_graph import (
     Graph,
