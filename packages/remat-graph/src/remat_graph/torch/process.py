@@ -4,6 +4,9 @@ Tracing and measuring set flags of torch, filters of warnings and random generat
 threads share. Whoever does so holds `process_lock`, so that each puts back what was there before
 it. It is taken before torch's own lock around compilations, never after.
 
+Who holds it may call a backward, which runs on a device in threads of torch, and what runs there
+may take the lock again. So who holds it is noted in what torch hands to these threads.
+
 What measures memory on the CPU needs the profiler of its thread. Where that is the user's, it runs
 `beside_profilers`: in another thread, of which the user's profiler sees nothing.
 """
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 _Result = TypeVar("_Result")
+_HOLDER = "remat: holder of the process lock"
 
 
 class _ProcessLock:
@@ -45,24 +49,43 @@ class _ProcessLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._depth = 0
 
     def __enter__(self) -> None:
-        if own_thread() is threading.current_thread():
+        thread = threading.current_thread()
+        if own_thread() is thread:
             self._lock.acquire()
+            self._depth += 1
+            if self._depth == 1:
+                torch._C._stash_obj_in_tls(_HOLDER, thread)
 
     def __exit__(self, *_: object) -> None:
         if own_thread() is threading.current_thread():
+            self._depth -= 1
+            if not self._depth:
+                _remove_holder()
             self._lock.release()
 
 
 process_lock = _ProcessLock()
-_working = threading.local()
+
+
+def _remove_holder() -> None:
+    if hasattr(torch._C, "_remove_obj_from_tls"):
+        torch._C._remove_obj_from_tls(_HOLDER)
+    else:  # torch 2.11
+        torch._C._stash_obj_in_tls(_HOLDER, None)
 
 
 def own_thread() -> threading.Thread:
-    """Give this thread, or the one that waits for what this one does beside its profiler."""
-    waiting: threading.Thread | None = getattr(_working, "thread", None)
-    return waiting or threading.current_thread()
+    """Give this thread, or the one that holds `process_lock` and waits for what this one does.
+
+    That is beside its profiler, or in its backward.
+    """
+    holder: threading.Thread | None = None
+    if torch._C._is_key_in_tls(_HOLDER):
+        holder = torch._C._get_obj_in_tls(_HOLDER)
+    return holder or threading.current_thread()
 
 
 def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Result:
@@ -75,12 +98,14 @@ def beside_profilers(device: torch.device, work: Callable[[], _Result]) -> _Resu
     context, waiting = contextvars.copy_context(), own_thread()
 
     def run() -> None:
-        _working.thread = waiting
+        torch._C._stash_obj_in_tls(_HOLDER, waiting)
         try:
             with modes():
                 done.append(context.run(work))
         except BaseException as error:  # also of the keyboard: it is raised in the user's thread
             raised.append(error)
+        finally:
+            _remove_holder()
 
     with process_lock:
         thread = threading.Thread(target=run, name="remat: beside a profiler")

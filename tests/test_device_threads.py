@@ -1,0 +1,71 @@
+"""A backward on a device runs in threads of torch: what the caller holds and is within holds there.
+
+There are none on the CPU, so they are imitated.
+"""
+
+import threading
+
+import pytest
+import torch
+from integration_cases.device_threads import backwards_as_on_a_device, in_thread_of_torch
+from torch import nn
+
+import remat
+from remat_graph.torch import own_thread, process_lock
+
+
+class _Impatient:
+    """A lock for which nobody waits."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+
+    def acquire(self):
+        assert self._lock.acquire(blocking=False)
+
+    def release(self):
+        self._lock.release()
+
+
+@pytest.fixture
+def _nobody_waits(monkeypatch):
+    monkeypatch.setattr(process_lock, "_lock", _Impatient())
+
+
+def lock_taken():
+    with process_lock:
+        return own_thread()
+
+
+@pytest.mark.usefixtures("_nobody_waits")
+def test_who_holds_the_lock_of_the_process_holds_it_in_a_backward():
+    with process_lock:
+        with process_lock:
+            pass
+        assert in_thread_of_torch(lock_taken) is threading.current_thread()
+    assert in_thread_of_torch(lock_taken) is not threading.current_thread()
+    assert in_thread_of_torch(own_thread) is not threading.current_thread()
+    assert lock_taken() is threading.current_thread()
+
+
+def layers(dropout):
+    parts = (nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Dropout(dropout)) for _ in range(4))
+    return nn.Sequential(*parts)
+
+
+@pytest.mark.usefixtures("_nobody_waits")
+def test_the_loss_of_a_plan_may_be_of_a_planned_model_that_draws():
+    """Its backward draws again, while the plan of the other model is measured."""
+    torch.manual_seed(0)
+    x = torch.randn(128, 32)
+    with backwards_as_on_a_device():
+        seen = x.clone().requires_grad_()
+        judge = remat.rematerialize(layers(0.1), (seen,), budget=0.6, limit_seconds=0.1)
+        assert judge.plan.recomputations
+
+        def loss(output):
+            return judge(output).square().mean()
+
+        model = remat.rematerialize(layers(0.0), (x,), budget=0.8, loss=loss, limit_seconds=0.1)
+        loss(model(x)).backward()
+    assert all(p.grad is not None for p in model.parameters())
