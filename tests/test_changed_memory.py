@@ -236,3 +236,28 @@ def test_hooks_that_give_back_other_bits_are_named():
     loss = made(torch.randn(300, 64)).square().mean()
     with pytest.raises(remat.RematError, match="or saved-tensor hooks, which were active"):
         loss.backward()
+
+
+PLACES = {
+    "at an odd number": lambda memory: memory[1:-4607].view(-1, 128),
+    "in columns": lambda memory: memory.view(-1, 129)[:, :128],
+    "repeated": lambda memory: memory[:128].expand(4608, -1),
+    "transposed": lambda memory: memory[:-4608].view(128, -1).t(),
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_copies_that_hooks_give_back_have_changed_nothing(place):
+    """A copy lies in one piece, wherever the input does."""
+    torch.manual_seed(0)
+    x = PLACES[place](torch.randn(4608 * 129))
+    layers = (torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh(), torch.nn.Linear(128, 8))
+    plain = torch.nn.Sequential(*layers)
+    model = remat.rematerialize(copy.deepcopy(plain), (x,), budget=0.7, limit_seconds=0.1)
+    assert "check__" in model.plan.source
+    copies = (lambda saved: saved.clone(memory_format=torch.contiguous_format), lambda kept: kept)
+    for each in (plain, model):
+        with torch.autograd.graph.saved_tensors_hooks(*copies):
+            each(x).square().mean().backward()
+    for found, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(found.grad, expected.grad)

@@ -1,13 +1,12 @@
 """Checksums see every change of a tensor, and none of what is not its own."""
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from remat_exec import MemoryChanged
-from remat_exec.checksums import _dense, _sum_on_device, check, checksum, note
+from remat_exec.checksums import _as_integers, _dense, _sum_on_device, check, checksum, note
 
 TYPES = (
     torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.uint8, torch.int64,
@@ -17,7 +16,7 @@ TYPES = (
 
 def on_device(tensor):
     """Sum up as is done where there is no numpy, on the CPU."""
-    return int(_sum_on_device(_dense(tensor.detach()).reshape(-1)))
+    return int(_sum_on_device(_dense(_as_integers(tensor.detach()))))
 
 
 @pytest.mark.parametrize("summed", [checksum, on_device])
@@ -74,9 +73,39 @@ def test_rows_that_change_places_are_seen(summed, rows, columns, drawn, is_small
     assert (summed(tensor[order]) == summed(other)) == same
 
 
-def test_large_tensors_are_summed_up_alike_on_every_device():
-    tensor = torch.randn(3, 1 << 20)
-    assert np.uint64(checksum(tensor)) == np.int64(on_device(tensor)).view(np.uint64)
+LARGE = torch.randn(512, 2**10 + 1)
+COPIED = {
+    "one piece": LARGE,
+    "transposed": LARGE.t(),
+    "columns": LARGE[:, :-1],
+    "expanded": LARGE[:1, :512].expand(600, -1),
+    "no whole words": LARGE.view(-1)[:-1],
+    "not at a word": LARGE.view(-1)[1:],
+    "bytes": LARGE.view(torch.uint8).view(-1)[1:-2],
+    "conjugated": torch.view_as_complex(LARGE.view(-1, 2)).conj(),
+    "few": LARGE[:3, :-1].t(),
+}
+
+
+@pytest.mark.parametrize("tensor", COPIED.values(), ids=COPIED)
+def test_a_copy_has_the_same_sum_by_its_elements_and_on_every_device(tensor):
+    expected = checksum(tensor, by_elements=True)
+    assert expected == checksum(torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor))
+    plain = tensor if tensor.is_conj() else _as_integers(tensor)
+    assert expected == int(_sum_on_device(plain)) % 2**64
+    assert checksum(tensor) == on_device(tensor) % 2**64
+
+
+def test_sums_on_a_device_take_eight_mebibytes_at_most():
+    from remat_exec import measure_peak
+
+    tensor = torch.randn(2048, 2048)
+    on_device(tensor)  # the factors stay
+    for each in (tensor, tensor.t(), tensor[:, :-1], tensor.view(-1)[1:]):
+        with measure_peak("cpu") as peak:
+            on_device(each)
+            _sum_on_device(_as_integers(each))
+        assert peak.peak_bytes <= 8 * 2**20
 
 
 def test_what_changed_is_named():
