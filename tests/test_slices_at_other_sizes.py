@@ -2,42 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from integration_cases.lengths import Inputs, Language, words
+from integration_cases.sized import captures_of
 from torch import nn
 
 from remat_graph import Numerics
-from remat_graph.torch import CallSizes, SizedCapture, trace_sizes
+from remat_graph.torch import CallSizes, SizedCapture
 from remat_graph.torch.ways import resizing
-
-
-def captures_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:
-    """Capture calls of a model by one trace with symbols.
-
-    The first is traced as it comes, and left out.
-    """
-    found: list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]] = []
-
-    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
-        read: list[tuple[Any, ...]] = []
-        found.append((graph, read))
-
-        def run(*inputs: Any) -> Any:
-            read.append(inputs)
-            return graph(*inputs)
-
-        return run
-
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=noted)
-    for inputs in calls:
-        compiled(*inputs)
-    graph, read = found[1]
-    region = trace_sizes(graph, read[0])
-    return [region.capture(inputs, costs="estimate") for inputs in read]
 
 
 def sizes_of(model: nn.Module, *calls: Inputs) -> list[SizedCapture]:

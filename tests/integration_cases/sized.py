@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy, dropout, gelu, relu, scaled_dot_product_attention
+
+from remat_graph.torch import SizedCapture, trace_sizes
 
 __all__ = [
     "MODELS",
@@ -14,6 +17,7 @@ __all__ = [
     "GraphNet",
     "Images",
     "Recurrent",
+    "captures_of",
     "gradients",
     "graph",
     "image",
@@ -142,3 +146,29 @@ def model_of(model: nn.Module) -> nn.Module:
             return forward(model, *inputs)
 
     return Eager()
+
+
+def captures_of(model: nn.Module, *calls: tuple[torch.Tensor, ...]) -> list[SizedCapture]:
+    """Capture calls of a model by one trace with symbols.
+
+    The first is traced as it comes, and left out.
+    """
+    found: list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]] = []
+
+    def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
+        read: list[tuple[Any, ...]] = []
+        found.append((graph, read))
+
+        def run(*inputs: Any) -> Any:
+            read.append(inputs)
+            return graph(*inputs)
+
+        return run
+
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=noted)
+    for inputs in calls:
+        compiled(*inputs)
+    graph, read = found[1]
+    region = trace_sizes(graph, read[0])
+    return [region.capture(inputs, costs="estimate") for inputs in read]

@@ -14,6 +14,7 @@ from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.tracing.joint_of_sizes import JointOfSizes
 from remat_graph.torch.tracing.structure import Structure, tensors_of_call
 from remat_graph.torch.tracing.symbols import SYMBOLIC, Symbols, has_symbols
+from remat_graph.torch.tracing.whole_slices import drop_whole_slices
 
 __all__ = ["has_sizes", "trace_sizes"]
 
@@ -43,7 +44,7 @@ def trace_sizes(region: torch.fx.GraphModule, inputs: Sequence[Any]) -> SizedReg
         flat_inputs: list[Any] = [*(first[slot] for slot in range(len(first))), *numbers]
         flat = FlatRegion(region, items, flat_inputs, whole=True)
         with torch.enable_grad():
-            joint = trace_region(flat, flat_inputs)
+            joint = drop_whole_slices(trace_region(flat, flat_inputs))
         if any(isinstance(each, SYMBOLIC) for each in _constants(flat.output_structure)):
             raise CaptureError("it returns a size")
         own = JointOfSizes(joint, symbols.names, symbols.ranges)

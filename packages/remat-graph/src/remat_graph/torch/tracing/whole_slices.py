@@ -1,0 +1,49 @@
+"""Taking slices of all rows out of a trace of sizes.
+
+`x[:, :4]` is a slice along each axis for torch. Where sizes are numbers it leaves out those that
+take all; where they are symbols it traces them, and their backwards, which copy a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch.fx import Node
+
+from remat_graph.torch.tracing.joint import Joint
+from remat_graph.torch.tracing.symbols import expression_of
+
+__all__ = ["drop_whole_slices"]
+
+aten = torch.ops.aten
+
+# By operator, the argument that it gives back where the slice is all: a view, or what it copies.
+_GIVEN_BACK: Mapping[object, int] = {
+    aten.slice.Tensor: 0,
+    aten.slice_backward.default: 0,
+    aten.slice_scatter.default: 1,
+}
+
+
+def drop_whole_slices(joint: Joint) -> Joint:
+    """Use what a slice is taken of in place of one that takes all of it for any size.
+
+    What is returned stays. The graph is changed.
+    """
+    returned = set(joint.graph.output_node().all_input_nodes)
+    for node in list(joint.graph.nodes):
+        given = _GIVEN_BACK.get(node.target)
+        if given is None or node in returned or len(node.args) <= given:
+            continue
+        source = node.args[given]
+        if isinstance(source, Node) and _layout(source) == _layout(node):
+            node.replace_all_uses_with(source)
+            joint.graph.erase_node(node)
+    return joint
+
+
+def _layout(node: Node) -> tuple[object, ...]:
+    value = node.meta["val"]
+    numbers = (*value.shape, *value.stride(), value.storage_offset())
+    return (value.dtype, *map(expression_of, numbers))
