@@ -11,6 +11,7 @@ from typing import cast
 
 from remat.cache import remembered_costs
 from remat.planning.cutting import hierarchy_for
+from remat.planning.near_graphs import carried_over
 from remat.planning.region_slices import (
     alone,
     has_room,
@@ -32,7 +33,7 @@ from remat_solvers.step import RegionFront, front_from_schedules, region_front
 __all__ = ["KindFinder"]
 
 _SECONDS, _SECONDS_PER_OP = 0.5, 0.02  # for the options of a region
-_SHARE_OF_KNOWN = 0.25  # of them, where those of other sizes are where the search begins
+_SHARE_OF_KNOWN = 0.25  # of them, where those of a near region are where the search begins
 _SIZES = 3  # of the same ops, whose options are solved for; others take their schedules
 
 
@@ -178,8 +179,9 @@ class KindFinder:
             near = min(alike, key=lambda kind: abs(math.log(_bytes(kind.front.graph) / all_bytes)))
             overwrites = [op.overwrites for op in graph.ops]
             same = [op.overwrites for op in near.front.graph.ops] == overwrites
-            schedules = [option.schedule for option in near.front.options]
-            known = near.footprints if same else schedules
+            known = near.footprints if same else near.schedules
+        else:
+            known = self._of_near_graphs(name, graph)
         if len(alike) >= _SIZES:
             front = front_from_schedules(graph, known)
         else:
@@ -187,11 +189,20 @@ class KindFinder:
             front = region_front(
                 graph,
                 solver=solver,
-                limit_seconds=self._limit_seconds(graph) * (_SHARE_OF_KNOWN if alike else 1),
+                limit_seconds=self._limit_seconds(graph) * (_SHARE_OF_KNOWN if known else 1),
                 hierarchy=hierarchy_for(graph, solver, settings.partitioner),
                 known=known,
             )
         return RegionKind(name, front, capture.missing, family, plain_bytes=plain_bytes(capture))
+
+    def _of_near_graphs(self, name: str, graph: Graph) -> list[Schedule]:
+        """Give the schedules of the last kind of the same code that has nearly the same ops."""
+        for kind in reversed(list(self.kinds)):
+            if kind.name == name and kind.met and not isinstance(kind, NearKind):
+                found = carried_over(kind.schedules, kind.front.graph, graph)
+                if found:
+                    return found
+        return []
 
     def _of_user_plan(
         self, name: str, capture: Capture, position: int | None

@@ -246,11 +246,16 @@ class RegionKind:
             and have_same_ops(self.front.graph, capture.graph)
         )
 
+    @property
+    def schedules(self) -> list[Schedule]:
+        """The schedules of its options."""
+        return [option.schedule for option in self.front.options]
+
     @functools.cached_property
     def footprints(self) -> tuple[Footprint, ...]:
         """What its options hold, for regions of this family and other sizes."""
         graph = self.front.graph
-        return tuple(Footprint(graph, option.schedule) for option in self.front.options)
+        return tuple(Footprint(graph, schedule) for schedule in self.schedules)
 
     @property
     def time(self) -> float:
