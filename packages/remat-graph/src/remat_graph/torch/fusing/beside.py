@@ -22,6 +22,7 @@ import torch
 
 from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.fusing.missing import see_compiled
+from remat_graph.torch.fusing.settings import Settings
 
 __all__ = ["Compilation"]
 
@@ -118,7 +119,7 @@ class _Worker:
         descriptor, path = tempfile.mkstemp(prefix="remat-kernels-")
         self._path = Path(path)
         with os.fdopen(descriptor, "wb") as job:
-            _Pickler(job).dump((torch.get_num_threads(), items))
+            _Pickler(job).dump((Settings.read(), items))
         with contextlib.suppress(BrokenPipeError):  # it has ended, which is seen
             self._jobs.write(f"{self._path}\n".encode())
             self._jobs.flush()
@@ -161,7 +162,11 @@ _free: list[_Worker] = []
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    """Give the environment of a process, without what compiling puts into that of this one."""
+    paths = [path for path in sys.path if path and Path(path).name != "_vendor"]  # of setuptools
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment.pop("_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR", None)
+    return environment
 
 
 def _free_worker() -> _Worker:

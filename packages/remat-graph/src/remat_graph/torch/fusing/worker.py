@@ -17,8 +17,6 @@ import threading
 import time
 from pathlib import Path
 
-import torch
-
 from remat_graph.torch.fusing.compiling import compile_for_sizes, compile_kernels
 from remat_graph.torch.fusing.kernel import Kernel
 from remat_graph.torch.fusing.sized_code import SizedCode
@@ -42,8 +40,8 @@ def main(idle_seconds: float) -> None:
 
 
 def _compile(path: Path) -> None:
-    threads, kernels = pickle.loads(path.read_bytes())
-    torch.set_num_threads(threads)
+    settings, kernels = pickle.loads(path.read_bytes())
+    settings.use()
     for first, *others in kernels:
         if isinstance(first, SizedCode):
             compile_for_sizes(first, *others)
