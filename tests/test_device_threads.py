@@ -69,3 +69,45 @@ def test_the_loss_of_a_plan_may_be_of_a_planned_model_that_draws():
         model = remat.rematerialize(layers(0.0), (x,), budget=0.8, loss=loss, limit_seconds=0.1)
         loss(model(x)).backward()
     assert all(p.grad is not None for p in model.parameters())
+
+
+class ComputedAgain(torch.autograd.Function):
+    """Runs a function without gradients, and once more in the backward."""
+
+    @staticmethod
+    def forward(ctx, x, run):
+        ctx.run = run
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            output = ctx.run(x)
+        torch.autograd.backward(output, gradient)
+        return x.grad, None
+
+
+def test_what_is_compiled_and_called_in_a_backward_is_planned():
+    """It was said to run without a plan."""
+    torch.manual_seed(0)
+    plain, x = layers(0.0), torch.randn(128, 32)
+    options = {"budget": "1MiB", "limit_seconds": 0.1}
+    compiled = torch.compile(plain, backend="remat", options=options)
+
+    def gradients(run):
+        seen = x.clone().requires_grad_()
+        ComputedAgain.apply(seen, run).square().mean().backward()
+        found = [seen.grad, *(p.grad for p in plain.parameters())]
+        plain.zero_grad()
+        return found
+
+    expected = gradients(plain)
+    with backwards_as_on_a_device():
+        for _ in range(2):
+            compiled(x).sum().backward()
+            plain.zero_grad()
+        for _ in range(3):
+            assert all(map(torch.equal, gradients(compiled), expected))

@@ -196,7 +196,7 @@ class Sessions:
     @contextmanager
     def _hold(self) -> Iterator[_Held]:
         with self._lock:
-            held, is_second = self._find(own_thread())
+            held, is_second = self._find()
             held.within += 1
         try:
             if is_second:
@@ -211,12 +211,11 @@ class Sessions:
             with self._lock:
                 held.within -= 1
 
-    def _find(self, thread: threading.Thread) -> tuple[_Held, bool]:
-        """Find what a thread has, or is to have; say whether that is the second there is."""
-        own = next((held for held in self._all if held.thread is thread), None)
-        if own is None and within_backward():
-            own = self._last  # a checkpoint computes again, in a thread of autograd's own
+    def _find(self) -> tuple[_Held, bool]:
+        """Find what this thread has, or is to have; say whether that is the second there is."""
+        own = self._own()
         if own is None:
+            thread = own_thread()
             own = next((held for held in self._all if held.is_free), None)
             if own is None:
                 own = _Held(self._make(self.cuts), thread)
@@ -227,30 +226,34 @@ class Sessions:
         self._last = own
         return own, False
 
+    def _own(self) -> _Held | None:
+        """Find what this thread has; in a backward, in a thread of autograd's own, what ran last.
+
+        There a checkpoint computes again, or a function of the user's.
+        """
+        thread = own_thread()
+        own = next((held for held in self._all if held.thread is thread), None)
+        return self._last if own is None and within_backward() else own
+
     def has_own(self) -> bool:
         """Whether this thread has a session."""
-        thread = threading.current_thread()
-        return any(held.thread is thread for held in self._all)
+        return self._own() is not None
 
     def times_met(self) -> int:
         """Count the calls of regions in this thread that had something to differentiate."""
-        thread = threading.current_thread()
-        return sum(held.session.times_met for held in self._all if held.thread is thread)
+        own = self._own()
+        return 0 if own is None else own.session.times_met
 
     def read_kept_outputs(self, returned: Any) -> None:
         """Read the waiting outputs of this thread's calls that are kept, and not returned."""
-        thread = threading.current_thread()
-        for held in self._all:
-            if held.thread is thread:
-                step = held.session.step
-                step.outputs.read_kept(step.live, returned)
+        if (own := self._own()) is not None:
+            step = own.session.step
+            step.outputs.read_kept(step.live, returned)
 
     def rest(self) -> None:
         """See a forward of this thread without gradients, between two steps."""
-        thread = own_thread()
-        for held in self._all:
-            if held.thread is thread:
-                held.session.step.rest()
+        if (own := self._own()) is not None:
+            own.session.step.rest()
 
     def stop_recording(self) -> None:
         """Drop what is recorded; not within a backward: torch's profiler cannot stop there."""
