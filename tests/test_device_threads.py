@@ -1,13 +1,15 @@
 """A backward on a device runs in threads of torch: what the caller holds and is within holds there.
 
-There are none on the CPU, so they are imitated.
+There are none on the CPU, so they are imitated there.
 """
 
+import contextlib
 import threading
 
 import pytest
 import torch
 from integration_cases.device_threads import backwards_as_on_a_device, in_thread_of_torch
+from integration_cases.devices import everywhere
 from torch import nn
 
 import remat
@@ -46,6 +48,17 @@ def test_who_holds_the_lock_of_the_process_holds_it_in_a_backward():
     assert in_thread_of_torch(lock_taken) is not threading.current_thread()
     assert in_thread_of_torch(own_thread) is not threading.current_thread()
     assert lock_taken() is threading.current_thread()
+
+
+@everywhere
+@pytest.mark.usefixtures("_nobody_waits")
+def test_a_hook_may_take_the_lock_in_a_backward_of_who_holds_it(device):
+    x, taken = torch.ones(3, device=device, requires_grad=True), []
+    y = x * 2
+    y.register_hook(lambda _: taken.append(lock_taken()))
+    with backwards_as_on_a_device() if device == "cpu" else contextlib.nullcontext(), process_lock:
+        y.sum().backward()
+    assert taken == [threading.current_thread()]
 
 
 def layers(dropout):

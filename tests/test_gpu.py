@@ -10,6 +10,7 @@ import threading
 
 import pytest
 import torch
+from integration_cases.devices import anywhere, needs_cuda
 from torch import nn
 
 import gpu as benchmark
@@ -19,15 +20,7 @@ from remat_exec import measure_peak
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministic products need
 
-on_cuda = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
-needs_cuda = pytest.mark.parametrize("device", [pytest.param("cuda", marks=on_cuda)])
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-anywhere = pytest.mark.parametrize(
-    "device", [pytest.param("cpu", marks=pytest.mark.sweep), pytest.param("cuda", marks=on_cuda)]
-)
 
 
 @pytest.fixture(autouse=True)
