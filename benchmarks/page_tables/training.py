@@ -17,6 +17,7 @@ LOSSES = {
     "bitwise": "the same bits",
     "rounding": "other layouts, too",
     "lossy": "copies in 16 bits, too",
+    "inductor": "compiled groups",
 }
 
 
