@@ -18,7 +18,7 @@ begun after 6 minutes are left out, and named; what was found is written after e
 rows of other models, budgets and ways that FILE has of the same device.
 
 With `--numerics` a plan may also choose how values are made; gradients by other layouts, or from
-copies in 16 bits, are given and not held to that bar. By `inductor` it has compiled groups.
+copies in 16 bits, are given and not held to that bar.
 
     python benchmarks/gpu.py [--models NAME ...] [--budgets 0.5 0.35] [--numerics none rounding]
         [--json FILE]
@@ -53,8 +53,8 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what deterministi
 BEGIN_WITHIN_SECONDS = 360.0
 SOLVE_SECONDS = 10.0  # one for tiny models
 REPEATS = 5
-WAYS = ("none", "bitwise", "rounding", "lossy", "inductor")
-HELD = ("none", "bitwise", "inductor")  # to the rounding of the type
+WAYS = ("none", "bitwise", "rounding", "lossy")
+HELD = ("none", "bitwise")  # to the rounding of the type
 MOST_DIFFERENCE = {torch.float32: 1e-4, torch.bfloat16: 5e-2}
 
 
@@ -63,9 +63,9 @@ class Row:
     """One model by one plan; sizes in bytes, times in seconds.
 
     `asked` is the budget as a fraction of plain autograd's peak, `numerics` which ways of making
-    values were allowed, or `inductor`, `refused` whether no plan was found for that budget.
-    `difference` is of gradients from plain autograd's, `traced_difference` from the traced
-    program's; `deterministic` says of them whether all kernels were.
+    values were allowed, `refused` whether no plan was found for that budget. `difference` is of
+    gradients from plain autograd's, `traced_difference` from the traced program's; `deterministic`
+    says of them whether all kernels were.
     """
 
     commit: str
@@ -290,9 +290,6 @@ def rematerialized(
     example: Example, budget: int, limit_seconds: float, numerics: str
 ) -> tuple[Any, bool]:
     """Plan for a budget in bytes, or for the least; say if the budget was refused."""
-    way: dict[str, Any] = {"numerics": None if numerics == "none" else numerics}
-    if numerics == "inductor":
-        way = {"kernels": "inductor", "wait": True}
 
     def within(budget: int) -> Any:
         return remat.rematerialize(
@@ -301,7 +298,7 @@ def rematerialized(
             example.kwargs,
             budget=budget,
             limit_seconds=limit_seconds,
-            **way,
+            numerics=None if numerics == "none" else numerics,
         )
 
     try:

@@ -256,21 +256,14 @@ def test_a_step_on_another_stream_gives_the_same_bits(device):
 
 
 @pytest.mark.sweep
-@pytest.mark.usefixtures("kernels_compiled_here")
-@pytest.mark.parametrize(
-    ("name", "share", "ways"),
-    [("unet", "0.7", ["none"]), ("gpt2", "0.8", ["rounding", "inductor"])],
-)
-def test_the_benchmark_of_gpus_runs(name, share, ways, tmp_path, monkeypatch, capsys):
+def test_the_benchmark_of_gpus_runs(tmp_path, monkeypatch, capsys):
     written = tmp_path / "gpu.json"
-    asked = ["--device", "cpu", "--quick", "--models", name, "--budgets", share]
-    allowed = ["--numerics", *ways, "--json", str(written)]
-    monkeypatch.setattr("sys.argv", ["gpu.py", *asked, *allowed])
+    asked = ["--device", "cpu", "--quick", "--models", "unet", "--budgets", "0.7"]
+    monkeypatch.setattr("sys.argv", ["gpu.py", *asked, "--json", str(written)])
     assert benchmark.main() == 0
-    assert name in capsys.readouterr().out
+    assert "unet" in capsys.readouterr().out
     report = json.loads(written.read_text())
     assert report["machine"]["date"]
-    assert [row["numerics"] for row in report["rows"]] == ways
-    for row in report["rows"]:
-        assert row["requested_bytes"] <= row["peak_bytes"] <= row["budget_bytes"]
-        assert row["deterministic"]
+    (row,) = report["rows"]
+    assert row["requested_bytes"] <= row["peak_bytes"] <= row["budget_bytes"]
+    assert row["deterministic"]

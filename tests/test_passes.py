@@ -23,6 +23,7 @@ class Model(nn.Module):
         position = torch.arange(x.shape[1])
         mask = position[:, None] >= position[None, :]
         h = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+        h = h + nn.functional.embedding(position, self.out.weight)
         h = self.norm(h.double().float() + h.double().float())
         return self.out(h.clone()).relu().square().sum()
 
@@ -37,6 +38,7 @@ def step(model, x):
     [
         pytest.param("drop-statistics", marks=pytest.mark.sweep),
         "drop-copies",
+        pytest.param("add-rows", marks=pytest.mark.sweep),
         pytest.param("merge-equal", marks=pytest.mark.sweep),
         pytest.param("name-causal-masks", marks=pytest.mark.sweep),
     ],

@@ -17,7 +17,6 @@ LOSSES = {
     "bitwise": "the same bits",
     "rounding": "other layouts, too",
     "lossy": "copies in 16 bits, too",
-    "inductor": "compiled groups",
 }
 
 

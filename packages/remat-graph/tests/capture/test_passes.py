@@ -10,7 +10,7 @@ from torch import nn
 from remat_graph.torch import CaptureError, capture, passes_of
 from remat_graph.torch.rewrites.passes import EACH, ONCE, Setting, run_passes
 
-OPTIONAL = ["drop-statistics", "drop-copies", "merge-equal", "name-causal-masks"]
+OPTIONAL = ["drop-statistics", "drop-copies", "add-rows", "merge-equal", "name-causal-masks"]
 
 
 class Model(nn.Module):
@@ -29,6 +29,7 @@ class Model(nn.Module):
         position = torch.arange(x.shape[1])
         mask = position[:, None] >= position[None, :]
         h = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)[:, 0]
+        h = h + nn.functional.embedding(position, self.tied.weight)
         h = self.norm(h.double().float() + h.double().float())
         return self.tied(self.out(h.clone())).square().sum()
 
@@ -66,6 +67,7 @@ def test_what_is_shown_is_the_program_of_the_capture(runs):
         ("merge-tied", "parameter tied.weight", "aten.add.Tensor("),
         ("drop-statistics", "aten.native_batch_norm_backward", "None, None"),
         ("drop-copies", "view.default(clone", "view.default(getitem"),
+        ("add-rows", "aten.embedding_dense_backward.default(", "remat.add_embedding_gradient"),
         ("merge-equal", "aten._to_copy.default(", "aten.add.Tensor("),
         ("name-causal-masks", "attn_mask=", "True"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from inspect import isfunction
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from torch.utils import _pytree as pytree
 from remat_graph.provenance import Provenance
 from remat_graph.torch.calls import Body
 from remat_graph.torch.errors import CaptureError
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import (
     LOSS,
     Call,
@@ -36,7 +38,7 @@ from remat_graph.torch.tracing.joint import (
 )
 from remat_graph.torch.tracing.provenance import noted
 
-__all__ = ["build_program", "equivalence_of"]
+__all__ = ["build_program", "equivalence_of", "with_workspace"]
 
 aten = torch.ops.aten
 
@@ -133,7 +135,10 @@ class _Reader:
             )
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), _variable)
         random = tensors[0].device if is_random(node) and tensors else None
-        call = Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names))
+        call = with_workspace(
+            Call(node.target, args, kwargs, tuple(names), sequence, random, _replay(node, names)),
+            self.facts,
+        )
         if are_views == {True}:
             for name in names:
                 if name is not None:
@@ -218,6 +223,12 @@ class _Reader:
             equivalence=self.equivalence,
             provenance={op: self.provenance[op] for op in self.calls if op in self.provenance},
         )
+
+
+def with_workspace(call: Call, facts: Mapping[str, TensorFacts]) -> Call:
+    """Note what a call is known to take while it runs."""
+    predict = operator_of(call.target).workspace
+    return call if predict is None else replace(call, workspace_bytes=predict(facts, call))
 
 
 def equivalence_of(call: Call, facts: Mapping[str, TensorFacts]) -> str:

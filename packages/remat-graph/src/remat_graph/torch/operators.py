@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from remat_graph.torch.calls import Call, TensorFacts
-from remat_graph.torch.kernels import attention, batch_norm
+from remat_graph.torch.kernels import attention, batch_norm, embedding
 from remat_graph.torch.kernels.cross_entropy import (
     cross_entropy,
     cross_entropy_backward,
@@ -74,7 +74,7 @@ class Operator:
     - `in_slices` lists the ways in which a call of it can be run slice by slice.
     - `adds_to` adds its result to a tensor, without a buffer for what it adds.
     - `workspace` gives the bytes that a call takes beside what it reads and gives, of what is known
-      of its first argument, of which slices have fewer rows, and of the call.
+      of its arguments, of the first of which slices have fewer rows, and of the call.
     - `made_up` gives, for arguments that were made up to measure it, those with which it runs, and
       takes the most memory.
     - `flops_like`: the operator by whose formula, which torch has, its operations are counted.
@@ -100,7 +100,7 @@ class Operator:
     sum_in_terms: bool = False
     in_slices: Rule | None = None
     adds_to: Function | None = None
-    workspace: Callable[[TensorFacts, Call], int] | None = None
+    workspace: Callable[[Mapping[str, TensorFacts], Call], int] | None = None
     made_up: Function | None = None
     flops_like: Function | None = None
     fuses: bool = False
@@ -148,8 +148,8 @@ def _over_gradient(operator: Any) -> Function:
     return over_gradient
 
 
-def _of_rows(scores: TensorFacts, call: Call) -> int:
-    return workspace_bytes(scores, *call.args[-2:])
+def _of_rows(facts: Mapping[str, TensorFacts], call: Call) -> int:
+    return workspace_bytes(facts[call.reads[0]], *call.args[-2:])
 
 
 _DECISIONS = (
@@ -241,6 +241,11 @@ OPERATORS: dict[Any, Operator] = {
         Operator(in_place=aten.index_put_.default, made_up=put_of_whole_masks),
     ),
     gradient_of_values: Operator(deterministic=True, made_up=of_whole_masks),
+    embedding.add_embedding_gradient: Operator(
+        in_place=embedding.add_embedding_gradient_over,
+        deterministic=True,
+        workspace=embedding.workspace_of_rows,
+    ),
     # backwards of pointwise functions
     **{
         operator.default: Operator(in_place=_over_gradient(operator))

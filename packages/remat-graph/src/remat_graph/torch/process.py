@@ -5,9 +5,7 @@ threads share. Whoever does so holds `process_lock`, so that each puts back what
 it. It is taken before torch's own lock around compilations, never after.
 
 Who holds it may call a backward, which runs on a device in threads of torch, and what runs there
-may take the lock again. So who holds it is noted in what torch hands to these threads. (In the
-caller's thread, by `set_multithreading_enabled(False)`, cuBLAS would have another workspace than in
-the user's steps, and what is measured would not be what they take.)
+may take the lock again. So who holds it is noted in what torch hands to these threads.
 
 What measures memory on the CPU needs the profiler of its thread. Where that is the user's, it runs
 `beside_profilers`: in another thread, of which the user's profiler sees nothing.

@@ -24,7 +24,7 @@ from remat_graph.torch.calls import Call, TensorFacts, Variable, at_numbers, spa
 from remat_graph.torch.capturing.later import Later
 from remat_graph.torch.capturing.value_bytes import ValueBytes, bytes_of_sum
 from remat_graph.torch.errors import CaptureError
-from remat_graph.torch.lowering import equivalence_of
+from remat_graph.torch.lowering import equivalence_of, with_workspace
 from remat_graph.torch.operators import operator_of
 from remat_graph.torch.program import Generic, Program
 from remat_graph.torch.rewrites.attention import MasksOfSizes, named_causally
@@ -150,7 +150,7 @@ class ProgramOfSizes:
             raise NotOfSizes(f"{name} is not traced")
         if node is None:  # a pass has added it
             planned = self._slots_of((call.args, dict(call.kwargs)))
-            if slots_in(planned):
+            if slots_in(planned) or operator_of(call.target).workspace is not None:
                 self._arguments[name] = planned
             return
         if node.target is not call.target:
@@ -187,7 +187,7 @@ class ProgramOfSizes:
         def call(name: str) -> Call:
             args, kwargs = filled(self._arguments[name], numbers)
             other = generic.views[name] if name in generic.views else generic.calls[name]
-            return dataclasses.replace(other, args=args, kwargs=kwargs)
+            return with_workspace(dataclasses.replace(other, args=args, kwargs=kwargs), facts)
 
         facts = Later(generic.facts, self._facts.keys(), fact)
         calls = Later(generic.calls, self._arguments.keys(), call)

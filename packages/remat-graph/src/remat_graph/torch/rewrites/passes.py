@@ -20,6 +20,7 @@ import torch
 from remat_graph.torch.cost.strides import RealStrides
 from remat_graph.torch.errors import CaptureError
 from remat_graph.torch.rewrites.attention import name_causal_masks
+from remat_graph.torch.rewrites.embeddings import add_rows
 from remat_graph.torch.rewrites.gradients import (
     drop_missing,
     merge_tangents,
@@ -159,6 +160,11 @@ EACH = (
         "drop-copies",
         "Uses the source of a copy in place of the copy, where nobody can tell.",
         lambda joint, _: drop_copies(joint),
+    ),
+    Pass(
+        "add-rows",
+        "Adds the rows of an embedding's gradient to the other gradient of its table.",
+        lambda joint, _: add_rows(joint),
     ),
     Pass(
         "merge-equal",

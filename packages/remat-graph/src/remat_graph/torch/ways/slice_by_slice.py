@@ -212,9 +212,11 @@ class SlicedBody:
         own = operator_of(call.target).workspace
         if own is None:
             return call.workspace_bytes
-        facts = self.facts[call.reads[0]]
+        first = call.reads[0]
+        facts = self.facts[first]
         rows = -(-facts.shape[0] * units // self.units)
-        return own(replace(facts, shape=(rows, *facts.shape[1:])), call)
+        in_slice = replace(facts, shape=(rows, *facts.shape[1:]))
+        return own({**self.facts, first: in_slice}, call)
 
     def _is_wider(self, name: str, slices: int) -> bool:
         """Whether it is added up in more bits than it has."""
