@@ -4,6 +4,7 @@ import pytest
 import torch
 from exec_cases.training import assert_bitwise_equal, assert_close
 from integration_cases.new_calls import LIMIT_SECONDS, batch, loss, net, planned, run
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -131,7 +132,9 @@ def use_a_norm_twice(model):
     model.norms[1] = model.norms[0]
 
 
-@pytest.mark.parametrize("change", [tie_weights, tie_a_layer, use_a_norm_twice])
+@pytest.mark.parametrize(
+    "change", swept([tie_weights, tie_a_layer, use_a_norm_twice], [tie_weights])
+)
 @pytest.mark.parametrize("breaks", [False, pytest.param(True, marks=pytest.mark.sweep)])
 def test_what_comes_to_be_shared_is_planned_anew(change, breaks):
     """TorchDynamo does not see that parameters are the same from then on."""

@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from integration_cases.sweeps import swept
 from torch import nn
 
 import remat
@@ -251,7 +252,7 @@ class Normed(nn.Module):
         return self.head(self.leave(normed * other))
 
 
-@pytest.mark.parametrize("fraction", [0.97, 0.995])
+@pytest.mark.parametrize("fraction", swept([0.97, 0.995], [0.97]))
 def test_outputs_that_are_held_in_each_step_count_whichever_backward_reads_them(fraction):
     plain, x = Normed(), torch.randn(4, 64, 64)
 
@@ -306,7 +307,7 @@ def test_what_fits_though_more_is_held_is_told_of_once():
 
 
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")
-@pytest.mark.parametrize("budget", [0.7, 0.6])
+@pytest.mark.parametrize("budget", swept([0.7, 0.6], [0.6]))
 def test_an_output_that_is_held_for_the_first_time_stays_as_it_is(budget):
     class Waves(nn.Module):
         """One region: its backward makes several values again from an output that it read last."""

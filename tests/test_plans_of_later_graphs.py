@@ -102,9 +102,7 @@ def solved(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kind", swept([Averaged, Cooling, Broken, Resized], [Averaged, Cooling, Broken])
-)
+@pytest.mark.parametrize("kind", swept([Averaged, Cooling, Broken, Resized], [Cooling, Broken]))
 def test_a_plan_waits_for_its_graph(kind: type[Layers], tmp_path: Path, solved: list[str]) -> None:
     plan = save(kind, tmp_path / "plan.json")
     assert plan.earlier
