@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch.fx import Node
 
+from remat_graph.torch.operators import operator_of
 from remat_graph.torch.tracing.joint import Joint
 from remat_graph.torch.tracing.symbols import expression_of
 
@@ -18,7 +19,8 @@ __all__ = ["drop_whole_slices"]
 
 aten = torch.ops.aten
 
-# By operator, the argument that it gives back where the slice is all: a view, or what it copies.
+# By operator, the argument that it gives back where the slice is all. An assignment does so of what
+# was assigned to, in an inner slice: that is a tensor of its own.
 _GIVEN_BACK: Mapping[object, int] = {
     aten.slice.Tensor: 0,
     aten.slice_backward.default: 0,
@@ -37,9 +39,12 @@ def drop_whole_slices(joint: Joint) -> Joint:
         if given is None or node in returned or len(node.args) <= given:
             continue
         source = node.args[given]
-        if isinstance(source, Node) and _layout(source) == _layout(node):
-            node.replace_all_uses_with(source)
-            joint.graph.erase_node(node)
+        if not isinstance(source, Node) or _layout(source) != _layout(node):
+            continue
+        if operator_of(node.target).assigns and not operator_of(source.target).assigns:
+            continue
+        node.replace_all_uses_with(source)
+        joint.graph.erase_node(node)
     return joint
 
 
