@@ -171,6 +171,25 @@ class Weighed(torch.nn.Module):
         return {"loss": x.square().mean(), "sines": x.sin(), "cosines": (x * 2).cos()}
 
 
+def test_steps_are_refused_at_once_where_all_outputs_are_far_less_than_what_is_missing():
+    """Else what is over would be laid to outputs, and steps that read some go on for long."""
+    model = remat.rematerialize(Weighed(), budget=2 * LARGE, limit_seconds=0.1)
+
+    def train():
+        for _ in range(5):
+            output = model(torch.randn(256, 16))
+            output["sines"].sum().item()
+            output["loss"].backward()
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with pytest.raises(remat.BudgetTooSmall):
+            train()
+    told = [str(each.message) for each in caught]
+    assert any("more than the budget" in each for each in told)
+    assert not any("read" in each for each in told)
+
+
 def test_steps_that_read_are_refused_in_the_end_where_no_plan_fits():
     model = remat.rematerialize(Weighed(), budget=4 * LARGE - 2**16, limit_seconds=0.1)
     x, over, told = torch.randn(256, 16), 0, 0

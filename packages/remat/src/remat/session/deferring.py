@@ -57,6 +57,7 @@ __all__ = [
 ]
 
 _REPEATS = 3  # of what is timed
+_MORE = 8  # times what outputs take may go with them: what is found is not the least
 
 _weak: Any = StorageWeakRef
 
@@ -199,13 +200,18 @@ class OutputUses:
         self._outputs.clear()
         self._handed_on.clear()
 
-    def begin_watching(self) -> bool:
-        """Watch outputs from the next step on, where no plan fits; whether that may be of use."""
+    def begin_watching(self, error: BudgetTooSmall | BudgetExceeded) -> bool:
+        """Watch outputs from the next step on, where no plan fits; whether that may be of use.
+
+        It is not where all that may wait is far less than the bytes that are missing.
+        """
         if self._watches or self._settings.step_plan or not _are_optional(self._settings):
             return False
-        plans = [plan for region in self.regions for plan in region.shared.values()]
-        able = any(plan.deferrable for plan in plans if isinstance(plan, CapturedRegion))
-        self._watches = able and _may_defer(self._settings)
+        if not _may_defer(self._settings):
+            return False
+        spared = [_most_spared(region.shared.values()) for region in self.regions]
+        least = error.peak_bytes if isinstance(error, BudgetExceeded) else error.smallest_bytes
+        self._watches = _MORE * sum(spared) >= max(1, least - error.budget_bytes)
         return self._watches
 
     def watched(self, region: Region, plan: CapturedRegion) -> frozenset[int]:
@@ -286,3 +292,19 @@ def _storage(tensor: Any) -> Any:
     if not isinstance(tensor, torch.Tensor) or isinstance(tensor, DeferredTensor):
         return None
     return tensor.untyped_storage() if tensor.layout is torch.strided else None
+
+
+def _most_spared(plans: Iterable[Any]) -> int:
+    """Bound what a region takes less if it makes none of its outputs that may wait."""
+    able = [plan for plan in plans if isinstance(plan, CapturedRegion) and plan.deferrable]
+    if not able:
+        return 0
+    largest = max(able, key=lambda plan: plan.capture.deferred_bytes(plan.deferrable))
+    whole, left = (
+        largest.capture.with_deferred_outputs(positions).graph
+        for positions in (frozenset[int](), largest.deferrable)
+    )
+    gone = [op.workspace_bytes for op in whole.ops if op.name not in left.op_index]
+    kept = sum(value.size_bytes for value in left.values)
+    made = sum(value.size_bytes for value in whole.values) - kept + max(gone, default=0)
+    return made + largest.capture.deferred_bytes(largest.deferrable)

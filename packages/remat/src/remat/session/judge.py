@@ -243,7 +243,7 @@ class Judge:
 
     def _goes_on(self, record: Recorded, error: BudgetTooSmall | BudgetExceeded) -> bool:
         """Whether steps go on though one had no plan: later ones make or read less outputs."""
-        if self.outputs.begin_watching():
+        if self.outputs.begin_watching(error):
             self._over_in_a_row, reason = 0, verdicts.WITHOUT
         elif forget_last(self.outputs.regions, error):
             reason, self.patterns.record_next = verdicts.FORGOTTEN, True
