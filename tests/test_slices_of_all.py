@@ -73,3 +73,24 @@ def test_steps_of_such_sizes_have_the_bits_of_eager(make: type[nn.Module]) -> No
     for each in (*inputs, *inputs):
         expected = gradients(model, model_of(model), each)
         assert all(map(torch.equal, gradients(model, run, each), expected))
+
+
+class Snapshot(nn.Module):
+    """Returns a view of what was assigned to all of a tensor of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        whole = torch.slice_scatter(torch.zeros_like(x), x, 0, 0, x.shape[0])
+        return self.layer(x).square().sum(), whole.view(-1)
+
+
+def test_an_output_is_no_view_of_what_was_assigned_to_it() -> None:
+    torch.manual_seed(0)
+    run = remat.rematerialize(Snapshot(), budget=2**22)
+    for (x,) in (*calls(), *calls()):
+        loss, snapshot = run(x)
+        loss.backward()
+        assert snapshot.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()

@@ -231,3 +231,38 @@ def test_an_input_that_gets_a_gradient_and_is_changed_in_place_runs_as_it_is_for
             both.append([parameter.grad for parameter in each.parameters()])
         assert all(map(torch.equal, *both)), rows
     assert not traces
+
+
+class Looked(nn.Module):
+    """Rows of a table, summed: of more of them a step takes hardly more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.layer = nn.Embedding(2000, 64), nn.Linear(64, 64)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.layer(self.words(ids).sum(1)).tanh()
+        torch._dynamo.graph_break()
+        return x.sum()
+
+
+def test_the_step_that_others_are_refused_for_is_told_of() -> None:
+    torch.manual_seed(0)
+    budget, over = 810_000, 0
+    run = remat.rematerialize(Looked(), budget=budget, limit_seconds=0.1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in (400, 400, *range(420, 1000, 20)):
+            run.zero_grad()
+            ids = torch.randint(2000, (2, count))
+            try:
+                with measure_peak() as peak:
+                    run(ids).backward()
+            except remat.BudgetTooSmall as error:
+                notes = error.__notes__
+                break
+            over += peak.peak_bytes > budget
+        else:
+            pytest.fail("no step is refused")
+    told = sum("more than the budget" in text for text in (*map(str, caught), *notes))
+    assert told == over >= 1

@@ -13,6 +13,9 @@ from torch.nn.functional import cross_entropy
 
 import remat
 from remat_exec import measure_peak
+from remat_graph.torch import Call, TensorFacts, Variable
+from remat_graph.torch.kernels.embedding import add_embedding_gradient
+from remat_graph.torch.operators import operator_of
 
 WORDS, WIDTH = 4000, 64
 TABLE_BYTES = WORDS * WIDTH * 4
@@ -86,3 +89,20 @@ def test_a_step_holds_one_gradient_of_the_table(
         run(ids(8)).backward()
     assert (peak.peak_bytes > 2 * TABLE_BYTES) == bool(passes)
     assert peak.peak_bytes <= run.plan.budget_bytes
+
+
+@pytest.mark.parametrize("count", [0, 50])
+def test_the_sum_takes_no_more_than_is_predicted(count: int) -> None:
+    """Of an expanded gradient torch makes a copy; of no indices eager makes a table."""
+    total, indices = torch.zeros(WORDS, WIDTH), torch.zeros(count, dtype=torch.int64)
+    grad = torch.ones(1, WIDTH).expand(count, WIDTH)
+    tensors = {"total": total, "grad": grad, "indices": indices}
+    args = (*map(Variable, tensors), -1, False)
+    call = Call(add_embedding_gradient, args, {}, ("sum",), sequence=False)
+    facts = {name: TensorFacts.of(tensor) for name, tensor in tensors.items()}
+    over, predict = operator_of(call.target).in_place, operator_of(call.target).workspace
+    assert over is not None
+    assert predict is not None
+    with measure_peak() as peak:
+        over(total, grad, indices, -1, False)
+    assert peak.peak_bytes <= predict(facts, call) < TABLE_BYTES

@@ -57,7 +57,12 @@ def test_it_is_known_to_take_rows_for_the_indices_but_no_table():
     facts = {"total": of((50_000, 64)), "grad": of((2, 100, 64))}
     few = workspace_of_rows(facts | {"indices": of((2, 100), torch.int64)}, call)
     many = workspace_of_rows(facts | {"indices": of((2, 400_000), torch.int64)}, call)
+    expanded = TensorFacts.of(torch.empty(2, 1, 64, device="meta").expand(2, 100, 64))
+    copied = workspace_of_rows(
+        facts | {"indices": of((2, 100), torch.int64), "grad": expanded}, call
+    )
     assert 200 * 64 * 4 < few < 300 * 64 * 4
+    assert copied == few + 200 * 64 * 4
     assert many > 50_000 * 64 * 4
     assert operator_of(add_embedding_gradient).workspace is workspace_of_rows
 

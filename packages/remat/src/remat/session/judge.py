@@ -212,6 +212,9 @@ class Judge:
             if self._goes_on(record, error):
                 return
             if isinstance(error, BudgetTooSmall):
+                peak, budget = record.peak_bytes, error.budget_bytes
+                if peak > budget and not self._is_early:
+                    error.add_note(self._over(peak, budget, verdicts.REFUSED))
                 self.planner.note_slices(error)
             if self.settings.on_infeasible == "raise":
                 self._error = error
@@ -278,16 +281,11 @@ class Judge:
         It is not planned for by its record: steps of one call have plans of their own.
         """
         self._step = step
-        if peak_bytes > budget:
-            text = self._over(peak_bytes, budget, verdicts.OTHERS_EXPECTED)
-            warnings.warn(text, BudgetWarning, stacklevel=2)
+        self._tell_if_over(peak_bytes, budget, verdicts.OTHERS_EXPECTED)
 
     def see_refused(self, record: Recorded) -> None:
         """Tell of a step over the budget which others like it are refused for."""
-        budget = self.planner.budget(record.pattern)
-        if record.peak_bytes > budget:
-            text = self._over(record.peak_bytes, budget, verdicts.REFUSED)
-            warnings.warn(text, BudgetWarning, stacklevel=2)
+        self._tell_if_over(record.peak_bytes, self.planner.budget(record.pattern), verdicts.REFUSED)
 
     def known_budget(self, pattern: Sequence[int] = ()) -> int | None:
         """Give the budget of a step of these calls, if it is known, and there is a plan to keep."""
@@ -299,11 +297,9 @@ class Judge:
     def warn_unrecorded(self, at_least: int, step: int, pattern: Sequence[int]) -> None:
         """Tell of a step that is known to be over the budget though it was not recorded."""
         budget = self.known_budget(pattern)
-        if budget is not None and at_least > budget:
+        if budget is not None:
             self._step = step
-            warnings.warn(
-                self._over(at_least, budget, verdicts.BY_CALLS), BudgetWarning, stacklevel=2
-            )
+            self._tell_if_over(at_least, budget, verdicts.BY_CALLS)
 
     def _plan_by(
         self, record: Recorded, planned: PlannedPattern | None, origin: Origin, *, by_plan: bool
@@ -385,6 +381,10 @@ class Judge:
             text += f"; so did the {_ATTEMPTS - 1} that were recorded before it; raise the budget"
             raise BudgetExceeded(text, budget, peak)
         warnings.warn(f"{text}, and {then}", BudgetWarning, stacklevel=2)
+
+    def _tell_if_over(self, peak: int, budget: int, reason: str) -> None:
+        if peak > budget:
+            warnings.warn(self._over(peak, budget, reason), BudgetWarning, stacklevel=3)
 
     def _over(self, peak: int, budget: int, reason: str) -> str:
         return (

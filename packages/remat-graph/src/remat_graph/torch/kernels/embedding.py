@@ -55,7 +55,9 @@ def add_embedding_gradient_over(
     As many rows hold the sums as there are indices; of as many indices as words, a whole table.
     """
     count = indices.numel()
-    if not 0 < count < len(total):
+    if count == 0:
+        return total.add_(0)
+    if count >= len(total):
         settings = len(total), padding_idx, scale_grad_by_freq
         return total.add_(aten.embedding_dense_backward(grad, indices, *settings))
     words, places = _numbered(indices.flatten())
@@ -82,8 +84,11 @@ def _numbered(indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def workspace_of_rows(facts: Mapping[str, TensorFacts], call: Call) -> int:
-    """Predict what `add_embedding_gradient` takes beside what it reads and gives."""
-    total, _, indices = (facts[item.name] for item in call.args[:3])
-    count = math.prod(indices.shape)
-    rows = min(count, total.shape[0])
-    return rows * total.shape[1] * total.dtype.itemsize + _NUMBERS_BYTES * count + _SMALL
+    """Predict what `add_embedding_gradient` takes beside what it reads and gives.
+
+    torch copies a gradient that is not contiguous, as one that is expanded.
+    """
+    total, grad, indices = (facts[item.name] for item in call.args[:3])
+    count, row_bytes = math.prod(indices.shape), total.shape[1] * total.dtype.itemsize
+    rows = min(count, total.shape[0]) + count * (not grad.is_whole)
+    return rows * row_bytes + _NUMBERS_BYTES * count + _SMALL
