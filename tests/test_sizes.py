@@ -13,6 +13,7 @@ from integration_cases.sized import (
     Recurrent,
     gradients,
     graph,
+    graphs_of,
     model_of,
     sequence,
 )
@@ -41,22 +42,7 @@ def test_one_trace_serves_all_sizes(name: str, traces: list[str]) -> None:
 def test_an_evaluated_graph_is_that_of_a_trace_of_its_own(name: str) -> None:
     make, inputs, lengths = MODELS[name]
     torch.manual_seed(0)
-    found: list[tuple[torch.fx.GraphModule, list[tuple[object, ...]]]] = []
-
-    def backend(module: torch.fx.GraphModule, _: object) -> Callable[..., object]:
-        calls: list[tuple[object, ...]] = []
-        found.append((module, calls))
-
-        def run(*args: object) -> object:
-            calls.append(args)
-            return module(*args)
-
-        return run
-
-    torch._dynamo.reset()
-    compiled = torch.compile(make(), backend=backend)
-    for length in lengths:
-        compiled(*inputs(length))
+    found = graphs_of(make(), *map(inputs, lengths))
     module, calls = found[1]
     assert len(found) == 2
     assert len(calls) == len(lengths) - 1 - lengths[1:].count(lengths[0])

@@ -20,6 +20,7 @@ __all__ = [
     "captures_of",
     "gradients",
     "graph",
+    "graphs_of",
     "image",
     "model_of",
     "sequence",
@@ -148,11 +149,10 @@ def model_of(model: nn.Module) -> nn.Module:
     return Eager()
 
 
-def captures_of(model: nn.Module, *calls: tuple[torch.Tensor, ...]) -> list[SizedCapture]:
-    """Capture calls of a model by one trace with symbols.
-
-    The first is traced as it comes, and left out.
-    """
+def graphs_of(
+    model: nn.Module, *calls: tuple[torch.Tensor, ...]
+) -> list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]]:
+    """Give the graphs of TorchDynamo for calls of a model, and what each graph reads in them."""
     found: list[tuple[torch.fx.GraphModule, list[tuple[Any, ...]]]] = []
 
     def noted(graph: torch.fx.GraphModule, _: Any) -> Any:
@@ -169,6 +169,14 @@ def captures_of(model: nn.Module, *calls: tuple[torch.Tensor, ...]) -> list[Size
     compiled = torch.compile(model, backend=noted)
     for inputs in calls:
         compiled(*inputs)
-    graph, read = found[1]
+    return found
+
+
+def captures_of(model: nn.Module, *calls: tuple[torch.Tensor, ...]) -> list[SizedCapture]:
+    """Capture calls of a model by one trace with symbols.
+
+    The first is traced as it comes, and left out.
+    """
+    _, (graph, read), *_ = graphs_of(model, *calls)
     region = trace_sizes(graph, read[0])
     return [region.capture(inputs, costs="estimate") for inputs in read]
