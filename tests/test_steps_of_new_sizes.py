@@ -266,3 +266,15 @@ def test_the_step_that_others_are_refused_for_is_told_of() -> None:
             pytest.fail("no step is refused")
     told = sum("more than the budget" in text for text in (*map(str, caught), *notes))
     assert told == over >= 1
+
+
+def test_where_steps_go_on_without_a_plan_none_is_said_to_be_refused() -> None:
+    torch.manual_seed(0)
+    run = remat.rematerialize(Looked(), budget=810_000, limit_seconds=0.1, on_infeasible="plain")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for count in (400, 400, 700, 700, 700):
+            run(torch.randint(2000, (2, count))).backward()
+    told = [str(each.message) for each in caught]
+    assert any("is below" in text for text in told)
+    assert not any("refused" in text for text in told)

@@ -63,6 +63,11 @@ def test_it_is_known_to_take_rows_for_the_indices_but_no_table():
     )
     assert 200 * 64 * 4 < few < 300 * 64 * 4
     assert copied == few + 200 * 64 * 4
+    turned = TensorFacts.of(torch.empty(100, 2, 64, device="meta").transpose(0, 1))
+    assert (
+        workspace_of_rows(facts | {"indices": of((2, 100), torch.int64), "grad": turned}, call)
+        == copied
+    )
     assert many > 50_000 * 64 * 4
     assert operator_of(add_embedding_gradient).workspace is workspace_of_rows
 

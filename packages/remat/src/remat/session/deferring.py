@@ -57,7 +57,7 @@ __all__ = [
 ]
 
 _REPEATS = 3  # of what is timed
-_MORE = 8  # times what outputs take may go with them: what is found is not the least
+_MORE = 8  # times what outputs spare may be missing, of the best that was found: not of the least
 
 _weak: Any = StorageWeakRef
 

@@ -212,11 +212,11 @@ class Judge:
             if self._goes_on(record, error):
                 return
             if isinstance(error, BudgetTooSmall):
-                peak, budget = record.peak_bytes, error.budget_bytes
-                if peak > budget and not self._is_early:
-                    error.add_note(self._over(peak, budget, verdicts.REFUSED))
                 self.planner.note_slices(error)
             if self.settings.on_infeasible == "raise":
+                peak, budget = record.peak_bytes, error.budget_bytes
+                if isinstance(error, BudgetTooSmall) and peak > budget and not self._is_early:
+                    error.add_note(self._over(peak, budget, verdicts.REFUSED))
                 self._error = error
                 return
             new_pattern = self.planner.without_plan(_wanted(record, planned), error, origin)

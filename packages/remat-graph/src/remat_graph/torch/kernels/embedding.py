@@ -71,9 +71,9 @@ def add_embedding_gradient_over(
 
 
 def _numbered(indices: Tensor) -> tuple[Tensor, Tensor]:
-    """Give numbers to the words among indices, and say the word of each number, and the numbers.
+    """List the words among indices, each once and in order, and where each index has its word.
 
-    Both have as many elements as there are indices; numbers without a word have the word 0.
+    Both are as many as there are indices: behind the last word are zeros.
     """
     ordered, order = indices.sort(stable=True)
     numbers = torch.zeros_like(ordered, dtype=torch.int64)
@@ -90,5 +90,6 @@ def workspace_of_rows(facts: Mapping[str, TensorFacts], call: Call) -> int:
     """
     total, grad, indices = (facts[item.name] for item in call.args[:3])
     count, row_bytes = math.prod(indices.shape), total.shape[1] * total.dtype.itemsize
-    rows = min(count, total.shape[0]) + count * (not grad.is_whole)
+    is_contiguous = grad.is_whole and grad.stride == tuple(sorted(grad.stride, reverse=True))
+    rows = min(count, total.shape[0]) + count * (not is_contiguous)
     return rows * row_bytes + _NUMBERS_BYTES * count + _SMALL

@@ -1,4 +1,4 @@
-"""Taking slices of all rows out of a trace of sizes.
+"""Taking slices that take all of an axis out of a trace of sizes.
 
 `x[:, :4]` is a slice along each axis for torch. Where sizes are numbers it leaves out those that
 take all; where they are symbols it traces them, and their backwards, which copy a gradient.
@@ -19,8 +19,7 @@ __all__ = ["drop_whole_slices"]
 
 aten = torch.ops.aten
 
-# By operator, the argument that it gives back where the slice is all. An assignment does so of what
-# was assigned to, in an inner slice: that is a tensor of its own.
+# By operator, the argument that is used in place of the result where the slice is all of an axis.
 _GIVEN_BACK: Mapping[object, int] = {
     aten.slice.Tensor: 0,
     aten.slice_backward.default: 0,
@@ -31,12 +30,13 @@ _GIVEN_BACK: Mapping[object, int] = {
 def drop_whole_slices(joint: Joint) -> Joint:
     """Use what a slice is taken of in place of one that takes all of it for any size.
 
-    What is returned stays. The graph is changed.
+    What is returned stays; so does an assignment, unless what it assigns is the result of an inner
+    one, which is a tensor of its own. The graph is changed.
     """
     returned = set(joint.graph.output_node().all_input_nodes)
     for node in list(joint.graph.nodes):
         given = _GIVEN_BACK.get(node.target)
-        if given is None or node in returned or len(node.args) <= given:
+        if given is None or node in returned:
             continue
         source = node.args[given]
         if not isinstance(source, Node) or _layout(source) != _layout(node):

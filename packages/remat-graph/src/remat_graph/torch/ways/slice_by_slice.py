@@ -212,11 +212,9 @@ class SlicedBody:
         own = operator_of(call.target).workspace
         if own is None:
             return call.workspace_bytes
-        first = call.reads[0]
-        facts = self.facts[first]
+        first, facts = call.reads[0], self.facts[call.reads[0]]
         rows = -(-facts.shape[0] * units // self.units)
-        in_slice = replace(facts, shape=(rows, *facts.shape[1:]))
-        return own({**self.facts, first: in_slice}, call)
+        return own({**self.facts, first: replace(facts, shape=(rows, *facts.shape[1:]))}, call)
 
     def _is_wider(self, name: str, slices: int) -> bool:
         """Whether it is added up in more bits than it has."""
