@@ -157,6 +157,7 @@ class StepRecording:
         self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
         self._count = 0
+        self._grown_old = -1
         self._present: dict[int, Any] = {}
 
     @property
@@ -202,13 +203,22 @@ class StepRecording:
             self.stop()
             self.start(device, collect=False)
 
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing of a plan that is made, and see whether what it leaves grows old."""
+        self._grown_old = _times_grown_old()
+        with AllocationRecorder.paused():
+            yield
+
     def _collect_garbage(self, *, solved: bool) -> None:
         """Let go of what was there before, lest that is done in the step.
 
-        Most of it is young. All of it takes a quarter of a second, which a step that is recorded
-        each time, as where the data decide sizes, takes now and then alone.
+        Most of it is young: all of it if nothing grew old while a plan was made. To look through
+        all that is old takes a quarter of a second, which a step that is recorded each time, as
+        where the data decide sizes, takes now and then alone.
         """
-        is_full = solved and (self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0)
+        is_full = solved and _times_grown_old() != self._grown_old
+        is_full &= self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0
         self._count += solved
         gc.collect() if is_full else gc.collect(_YOUNG)
 
@@ -274,6 +284,10 @@ class StepRecording:
     def __del__(self) -> None:
         """Leave no profiler running."""
         self.stop()
+
+
+def _times_grown_old() -> int:
+    return int(gc.get_stats()[_YOUNG]["collections"])
 
 
 def gradients_present(tensors: Sequence[torch.Tensor]) -> dict[int, int]:

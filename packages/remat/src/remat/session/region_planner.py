@@ -50,6 +50,7 @@ from remat_graph.torch import (
     KernelsMissing,
     LossCost,
     NoBackward,
+    collector_at_rest,
     kernels_there_alone,
 )
 from remat_solvers import BudgetTooSmall
@@ -190,7 +191,11 @@ class RegionPlanner:
                 region.kernels.meet(nearby)
             return nearby
         try:
-            with remembered_costs(self.costs, device_of(inputs), self.settings.costs):
+            with (
+                remembered_costs(self.costs, device_of(inputs), self.settings.costs),
+                # of a size beside others that takes milliseconds
+                collector_at_rest() if region.plans else contextlib.nullcontext(),
+            ):
                 planned = self._first_that_fits(region, numbers, inputs, loss, rebuilt)
         except NoBackward:
             return None

@@ -47,7 +47,7 @@ from remat.session.run_again import Before
 from remat.session.step import StepState
 from remat.session.step_planner import StepPlanner
 from remat_exec import SecondDerivative, with_call
-from remat_graph.torch import AllocationRecorder, beside_profilers, flatten, process_lock
+from remat_graph.torch import beside_profilers, flatten, process_lock
 
 __all__ = ["Session"]
 
@@ -366,7 +366,7 @@ class Session:
         self, region: Region, numbers: tuple[Any, ...], inputs: Sequence[Any]
     ) -> RunnablePlan | CapturedRegion | NotPlanned | None:
         """Plan for a call of a region; it is to run as it is if none fits, or for `None`."""
-        with process_lock, AllocationRecorder.paused():
+        with process_lock, self.step.recording.paused():
             work = partial(self._plan_undisturbed, region, numbers, inputs)
             return beside_profilers(device_of(inputs), work)
 

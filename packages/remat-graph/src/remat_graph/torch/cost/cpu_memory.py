@@ -95,7 +95,7 @@ class CpuMemory:
     def __init__(self, *, shared: bool = False, gives_way: bool = False) -> None:
         _watch_starts()
         self.marks: list[tuple[str, int, int]] = []
-        self._events: list[tuple[Any, int]] = []
+        self._seen: list[tuple[list[Any], list[int]]] = []  # events, and the bytes of each
         self.held_bytes = 0
         self.is_running = False
         self.gives_way = gives_way
@@ -158,25 +158,35 @@ class CpuMemory:
     @property
     def events(self) -> list[tuple[int, int]]:
         """What was allocated and given back, and when."""
-        return [(event.start_us() * 1000, change) for event, change in self._events]
+        return [
+            (event.start_us() * 1000, change)
+            for events, changes in self._seen
+            for event, change in zip(events, changes, strict=True)
+            if change
+        ]
 
-    def _see(self, event: Any, change: int) -> None:
-        if change:
-            self.held_bytes += change
-            self._peak = max(self._peak, self.held_bytes)
-            self._events.append((event, change))
-        elif event.kind() == "push" and event.name().startswith(self._tag):
-            self._note(event.name().removeprefix(self._tag))
+    def _see(self, events: list[Any], changes: list[int]) -> None:
+        """Add up what the profiler saw, to each mark of this recording and to the end."""
+        self._seen.append((events, changes))
+        held = list(itertools.accumulate(changes, initial=self.held_bytes))  # before each event
+        start = 0
+        for at in [at for at, change in enumerate(changes) if not change]:
+            event = events[at]
+            if event.kind() == "push" and event.name().startswith(self._tag):
+                self.held_bytes, self._peak = held[at], max(self._peak, *held[start : at + 1])
+                self._note(event.name().removeprefix(self._tag))
+                start = at
+        self.held_bytes, self._peak = held[-1], max(self._peak, *held[start:])
 
 
 def _go_on_with(recordings: list[CpuMemory]) -> None:
     """Tell those of this thread what the profiler saw, and go on with these."""
     before, _thread.running = _thread.running, []
     if _thread.profiler.runs:
-        for event in _in_order(_thread.profiler.stop()):
-            change = event.cpu_memory_usage()
-            for recording in before:
-                recording._see(event, change)
+        events = _in_order(_thread.profiler.stop())
+        changes = [event.cpu_memory_usage() for event in events]
+        for recording in before:
+            recording._see(events, changes)
     recordings = [recording for recording in recordings if recording.is_running]
     if recordings:
         _thread.profiler.start()
