@@ -229,7 +229,7 @@ class Caching:
     def __init__(self, monkeypatch):
         self.blocks, self.asked, self.peak, self.asked_peak = [], [], 0, 0
         self.waiting, self.active_peak, self.is_waited_for = [], 0, False
-        self.workspaces = 0
+        self.workspaces = self.waits = 0
         for name, stand_in in (
             ("current_device", lambda: 0),
             ("synchronize", self.synchronize),
@@ -242,6 +242,7 @@ class Caching:
 
     def synchronize(self, _):
         self.is_waited_for = True
+        self.waits += 1
 
     def allocate_and_free(self, size, *, dtype, device):
         self.allocate(size)
@@ -313,6 +314,16 @@ def test_a_block_that_waits_for_another_stream_counts_until_it_was_waited_for(al
         allocator.free()
     seen = [(mark.held_bytes, mark.peak_bytes) for mark in recorder.marks]
     assert seen == [(2048, 3072), (0, 2048)]
+    assert allocator.waits == 2  # before the first, and at the first mark
+
+
+def test_where_no_block_waits_for_a_stream_neither_does_the_host(allocator):
+    with AllocationRecorder(CUDA) as recorder:
+        allocator.allocate(1024)
+        recorder.mark("one")
+        allocator.free()
+    assert [mark.peak_bytes for mark in recorder.marks] == [1024, 1024]
+    assert allocator.waits == 0
 
 
 def test_marks_have_the_peak_since_the_one_before(allocator):

@@ -78,16 +78,32 @@ def paused() -> Iterator[None]:
 def _take_maxima(device: torch.device) -> Any:
     """Tell all who watch the maxima of the allocator, start them anew, and give its figures then.
 
-    No block waits for a stream then: all have been waited for, and to allocate is to see that.
+    No block waits for a stream then. If one did, all are waited for, and to allocate is to see
+    that; else the device goes on: to wait at each mark would hold up a step that is recorded.
     """
-    torch.cuda.synchronize(device)
     figures = torch.cuda.memory_stats_as_nested_dict(device)
+    waits = _some_wait(figures)
+    if waits:
+        torch.cuda.synchronize(device)
+        figures = torch.cuda.memory_stats_as_nested_dict(device)
     for other in list(_watching):
         if other.device == device:
             other.see(figures)
-    torch.empty(1, dtype=torch.uint8, device=device)
+    if waits:
+        torch.empty(1, dtype=torch.uint8, device=device)
     torch.cuda.reset_peak_memory_stats(device)
     return torch.cuda.memory_stats_as_nested_dict(device)
+
+
+def _some_wait(figures: Any) -> bool:
+    """Whether a block that was freed is active still, until another stream is done with it.
+
+    An allocator that counts no active ones frees none later.
+    """
+    active, allocated = (
+        int(figures[name]["all"]["current"]) for name in ("active_bytes", "allocated_bytes")
+    )
+    return active > allocated
 
 
 def _blocks(figures: Any, which: str) -> int:
