@@ -9,7 +9,7 @@ from exec_cases.models import HEADS, Case, Scheduled
 from exec_cases.schedules import again_in_the_backward
 from torch import nn
 
-from remat_exec import BackwardError, BudgetExceeded, Executable
+from remat_exec import BackwardError, BudgetExceeded, Executable, MemoryChanged
 from remat_graph.torch import capture, read_call
 from remat_solvers import store_all
 
@@ -151,6 +151,47 @@ def test_a_plan_that_lacks_what_another_backward_reads_does_not_take_all():
     assert not model.executable.takes_all
     with pytest.raises(BackwardError, match="run forward again"):
         case.loss(model(*case.args())).backward()
+
+
+class Beside(nn.Module):
+    """A loss, and an output beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(5, 5) for _ in range(3))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x).tanh()
+        return x.square().mean(), x * 2
+
+
+def noted(model):
+    """List the parameters of which the forward of a plan keeps checksums."""
+    (line,) = (line for line in model.executable.source.splitlines() if "note__" in line)
+    inputs = model.executable.capture.program.inputs
+    return [item.key for item in inputs if f"{item.variable}={item.variable}" in line]
+
+
+def test_no_checksum_is_kept_where_no_other_backward_computes_from_anything_again():
+    case = Case("beside", Beside, lambda: (torch.randn(4, 5),), sum)
+    model, plain = Scheduled(case.model(), case.captured.variant(frozenset({1}))), case.model()
+    assert "note__" not in model.executable.source
+    for step in (model, plain):
+        loss, beside = step(*case.args())
+        (loss + beside.sum()).backward()
+    assert_same_gradients(model, plain)
+
+
+def test_checksums_are_kept_of_what_other_backwards_compute_from_again_alone():
+    """The backward over the other head runs the trunk again, and no head."""
+    model = Scheduled(HEADS.model(), HEADS.captured.variant(frozenset({0})))
+    assert noted(model) == ["trunk.0.weight", "trunk.0.bias", "trunk.2.bias"]
+    for name in noted(model):
+        output = model(*HEADS.args())
+        model.module.get_parameter(name).data.mul_(1.5)
+        with pytest.raises(MemoryChanged, match="written to"):
+            (output["left"].square().sum() + output["right"].square().sum()).backward()
 
 
 def test_a_backward_with_a_gradient_that_was_not_planned_for_over_budget_is_refused():

@@ -14,6 +14,7 @@ from torch import distributed, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from remat_exec import BackwardError
+from remat_exec.partial_gradients import _copy_of
 
 READS = {
     "whole": lambda m, h: m.head(h),
@@ -283,3 +284,23 @@ def test_what_is_watched_is_let_go_of_without_the_collector():
         assert there() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("shape", "stride"),
+    [
+        ((), ()),
+        ((2, 3), (3, 1)),
+        ((2, 3, 4), (12, 1, 3)),  # turned
+        ((2, 3, 4), (48, 8, 1)),  # with gaps
+        ((2, 3, 4), (0, 4, 1)),  # expanded
+        ((2, 1, 3), (3, 7, 1)),
+        ((2, 0), (1, 1)),
+        ((2, 2), (1, 1)),  # overlapping
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_sum_of_two_that_lie_alike_lies_as_torch_says(shape, stride, dtype):
+    one, other = (torch.empty_strided(shape, stride, dtype=dtype, device="meta") for _ in range(2))
+    added, like = one + other, _copy_of(torch.Size(shape), stride, dtype)
+    assert (added.shape, added.stride(), added.dtype) == (like.shape, like.stride(), like.dtype)

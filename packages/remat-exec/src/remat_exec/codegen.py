@@ -52,13 +52,15 @@ _Backward: TypeAlias = (
 class Text:
     """The generated functions of one schedule, for one size or for all sizes of a trace.
 
-    `saved`, `groups` and `states` are as `Code` says. `facts` are the names under which it reads
-    what is known of a variable, with these; `bodies` what ops stand for, in slices or in groups.
+    `saved`, `groups`, `states` and `compared` are as `Code` says. `facts` are the names under which
+    it reads what is known of a variable, with these; `bodies` what ops stand for, in slices or in
+    groups.
     """
 
     saved: tuple[str, ...]
     groups: tuple[Group, ...]
     states: int
+    compared: frozenset[str]
     source: str
     bindings: dict[str, Any] = field(repr=False)
     facts: dict[str, str] = field(repr=False)
@@ -123,6 +125,11 @@ class Code:
         return self._text.states
 
     @property
+    def compared(self) -> frozenset[str]:
+        """The variables and the ops of which the backward compares checksums."""
+        return self._text.compared
+
+    @property
     def source(self) -> str:
         """The code, behind the sizes that it leaves open."""
         used = (name for name in self._sizes if name in self._text.source)
@@ -154,6 +161,7 @@ def generate(
     unwanted: frozenset[str] = frozenset(),
     autocast: torch.dtype | None = None,
     noted: frozenset[str] = frozenset(),
+    others: frozenset[str] | None = None,
 ) -> Code:
     """Generate the code of a schedule.
 
@@ -164,8 +172,9 @@ def generate(
 
     With `save_all` every value alive between the halves is saved, not only what the backward of
     this schedule reads, and the generator states of all draws, so that another backward can be run
-    instead. What the user is handed is not: it is for the user to keep or let go. The states of the
-    draws `noted` are kept in any case. Outputs that the program does not make are `None`.
+    instead. What the user is handed is not: it is for the user to keep or let go. Checksums are
+    kept of what `others` compare, all that may be if that is not known. The states of the draws
+    `noted` are kept in any case. Outputs that the program does not make are `None`.
 
     Raises:
         InvalidSchedule: if the simulator rejects the schedule, or it reads a parameter whose
@@ -178,7 +187,8 @@ def generate(
         if generic is not None:
             generic.texts[schedule, autocast] = checked
     shared, lowered = checked.shared, checked.lowered
-    asked = schedule, save_all, missing, unwanted, autocast, noted, shared, frozenset(lowered)
+    alike = schedule, save_all, missing, unwanted, autocast, noted, others, shared
+    asked = *alike, frozenset(lowered)
     text = None if generic is None else generic.texts.get(asked)
     if text is None:
         own = program if generic is None else generic.program
@@ -193,6 +203,7 @@ def generate(
             unwanted=unwanted,
             lowered=dict.fromkeys(lowered, autocast),
             noted=noted,
+            others=others,
             shared=shared,
         )
         if generic is not None:
@@ -245,6 +256,7 @@ def _written(
     unwanted: frozenset[str],
     lowered: dict[str, torch.dtype | None],
     noted: frozenset[str],
+    others: frozenset[str] | None,
     shared: ExposedReads,
 ) -> Text:
     """Write the code of a schedule, with names for the numbers `sizes`."""
@@ -252,7 +264,8 @@ def _written(
     replayed = _draws(program) if save_all else _replayed_draws(program, schedule) | noted
     shorter = shortened(program)
     forward = Writer(program, replayed, {}, shorter, sizes=sizes)
-    forward.compared = shared.ops if save_all else shared.ops & _run_again(schedule)
+    again = shared.ops & _run_again(schedule)
+    forward.compared = again | (shared.ops if others is None else others) if save_all else again
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
     available = forward.inputs_and_views
@@ -287,10 +300,12 @@ def _written(
     closing.compare(data, again=True)
     last = max((i for i, line in enumerate(backward.lines) if line == "yield given"), default=0)
     backward.lines[last:last] = closing.lines
-    if save_all:  # another backward may read them
-        others = (name for name in forward.inputs if program.storage.get(name) in shared.values)
-        compared = list(dict.fromkeys((*compared, *others)))
-    forward.compare(compared, again=False)
+    noted_too = [name for name in forward.inputs if program.storage.get(name) in shared.values]
+    if not save_all:  # no other backward reads them
+        noted_too = []
+    elif others is not None:
+        noted_too = [name for name in noted_too if name in others]
+    forward.compare(dict.fromkeys((*compared, *noted_too)), again=False)
 
     source = "\n".join(
         [
@@ -313,7 +328,7 @@ def _written(
         ]
     )
     return Text(
-        tuple(saved), groups, len(replayed), source, forward.bindings,
+        tuple(saved), groups, len(replayed), again.union(compared), source, forward.bindings,
         {**forward.facts, **backward.facts}, {**forward.bodies, **backward.bodies},
     )  # fmt: skip
 

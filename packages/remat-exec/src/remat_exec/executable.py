@@ -11,7 +11,7 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.chain import run_step
-from remat_exec.codegen import generate
+from remat_exec.codegen import Code, generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.inner_reads import inner_reads
@@ -27,7 +27,7 @@ from remat_exec.repeats import Repeats
 from remat_exec.room import Room
 from remat_exec.step_run import Exceeded, Observers, Read, Started
 from remat_exec.variant import Variant
-from remat_graph import Schedule
+from remat_graph import RematError, Schedule
 from remat_graph.torch import Capture, Program, generators_restored, process_lock, tensor_at
 
 __all__ = ["Executable"]
@@ -70,15 +70,17 @@ class Executable:
         whole = self.capture.whole_program
         self.recipes = tuple(Recipe.of(whole, position) for position in deferred)
         self._noted = frozenset().union(*(recipe.draws for recipe in self.recipes))
-        self.code = generate(
-            self.capture.program, self.capture.graph, self.schedule,
-            save_all=bool(missing) or self.low_memory_plan is not None, noted=self._noted,
-        )  # fmt: skip
         self.keeps_values_for_other_backwards = bool(missing)
-        self.low_memory_plan = self._if_it_can_follow(self.low_memory_plan)
         self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
         if self._may_come and not self.capture.variants_are_read_off:
             _ = self.capture.over_all_outputs  # nothing is captured within a backward
+        self._over_all: Variant | None = None
+        self.code = generate(
+            self.capture.program, self.capture.graph, self.schedule,
+            save_all=bool(missing) or self.low_memory_plan is not None, noted=self._noted,
+            others=self._compared_by_others(),
+        )  # fmt: skip
+        self.low_memory_plan = self._if_it_can_follow(self.low_memory_plan)
         self.device = self.capture.program.device
         targets = {write.target for write in self.capture.program.writes.values()}
         inputs = enumerate(self.capture.program.inputs)
@@ -117,13 +119,32 @@ class Executable:
         other.low_memory_plan = other._if_it_can_follow(lean)
         other.recipes = tuple(recipe.at(capture.whole_program) for recipe in self.recipes)
         planned = Variant(capture.missing, other.code, program, other.whole_program)
-        other._variants = {(capture.missing, None, _NONE): planned}
+        other._variants, other._over_all = {(capture.missing, None, _NONE): planned}, None
         return other
 
     def _if_it_can_follow(self, plan: Executable | None) -> Executable | None:
         """Give a plan if all that its backward reads is there after the forward of this one."""
         there = {*self.code.saved, *self.capture.program.taken}
         return plan if plan is not None and there.issuperset(plan.code.saved) else None
+
+    def _compared_by_others(self) -> frozenset[str] | None:
+        """List what the backwards that may be run in place of the planned one compare.
+
+        One over all outputs compares all that one over some does. `None` if it cannot be made.
+        """
+        if self.capture.dry:
+            return None
+        lean, codes = self.low_memory_plan, list[Code]()
+        if lean is not None:
+            codes.append(lean.code)
+        try:
+            for plan in (self, lean) if self._may_come else ():
+                if plan is not None:
+                    plan._over_all = plan._over_all or plan._over_others(frozenset(), None, _NONE)
+                    codes.append(plan._over_all.code)
+        except RematError:
+            return None
+        return frozenset().union(*(code.compared for code in codes))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -308,7 +329,25 @@ class Executable:
     def _with_others(
         self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
     ) -> Variant:
-        """Make a backward with gradients that were not planned for."""
+        """Make a backward with gradients that were not planned for, if all that it reads is there.
+
+        Of what the user was handed nothing is kept that the plan does not read.
+        """
+        variant, self._over_all = self._over_all, None
+        if variant is None or missing or autocast or unwanted:
+            variant = self._over_others(missing, autocast, unwanted)
+        there = {*self.code.saved, *variant.program.taken}
+        lacking = [name for name in variant.code.saved if name not in there]
+        if lacking:
+            raise BackwardError(
+                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
+                f"the plan does not keep; run forward again, it will be planned anew"
+            )
+        return variant
+
+    def _over_others(
+        self, missing: frozenset[int], autocast: torch.dtype | None, unwanted: frozenset[str]
+    ) -> Variant:
         whole = self.capture.over_all_outputs if self._may_come else self.capture
         loss = self.capture.loss  # allowed no more where no budget holds for this call alone
         other = whole.with_loss(loss if self.budget_bytes is None else loss.at_least(whole.loss))
@@ -323,13 +362,6 @@ class Executable:
             backward_from(other.graph, self.schedule, self.capture.graph.value_by_name),
             save_all=True, missing=missing, unwanted=unwanted, autocast=autocast,
         )  # fmt: skip
-        there = {*self.code.saved, *other.program.taken}
-        lacking = [name for name in code.saved if name not in there]
-        if lacking:  # of what the user was handed nothing is kept that the plan does not read
-            raise BackwardError(
-                f"this backward, over other outputs than planned for, reads {lacking[0]}, which "
-                f"the plan does not keep; run forward again, it will be planned anew"
-            )
         return Variant(missing, code, other.program, other.whole_program)
 
 
