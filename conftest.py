@@ -2,27 +2,45 @@
 
 import gc
 import logging
+import os
 import sys
+from types import SimpleNamespace
+
+# Inductor takes the processor's word for its vector instructions: to compile a program for each
+# kind of them, which its first kernel waits for, takes seconds in each process that compiles.
+os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def pytest_collection_finish() -> None:
-    """Let torch trace its compilations for nobody, which takes a quarter of a test's time.
+    """Let torch trace its compilations and its seeds for nobody, which takes a quarter of the time.
 
-    pytest listens to loggers that do not propagate, and torch writes out every graph for whoever
-    listens to this one.
+    pytest listens to each logger that does not propagate, of which torch has sixty, and torch
+    writes out every graph for whoever listens to `torch.__trace`. A seed is kept for each kind of
+    device that is not there, with the stack of where it was set written out, files and all.
     """
+    for logger in logging.root.manager.loggerDict.values():
+        if isinstance(logger, logging.Logger) and logger.name.startswith("torch."):
+            logger.propagate = True
     logging.getLogger("torch.__trace").propagate = True
+    for name in ("torch.cuda", "torch.xpu", "torch.mtia"):
+        if name in sys.modules:
+            sys.modules[name].traceback = SimpleNamespace(format_stack=list)
 
 
 def pytest_runtest_setup() -> None:
     """Collect what the last test left in cycles, then leave all that is there out of this test's.
+
+    Twice, as what goes at first lets go of more: TorchDynamo's entries for a model held its
+    session. Left there, its graphs would stay for the rest of the run, and each trace by torch.fx
+    sets attributes of the classes of all of them.
 
     A test collects garbage four times for each plan, and would look at all that was imported. A
     recorded step of a model that another test left, or that a fixture holds, is dropped here, lest
     an optimizer of this test ends it: to look for the model among all that was left out takes a
     second.
     """
-    gc.collect()
+    if gc.collect():
+        gc.collect()
     if _is_recorded():
         sys.modules["torch._dynamo"].reset()
         recordings = sys.modules["remat.session.recording"].StepRecording
