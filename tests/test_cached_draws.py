@@ -79,8 +79,17 @@ def losses(model):
     return found
 
 
-@pytest.mark.parametrize("example", [(), ((X,),)], ids=["no example", "an example"])
-@pytest.mark.parametrize("ask", ASKED.values(), ids=ASKED)
+@pytest.mark.parametrize(
+    ("ask", "example"),
+    [  # each at the first call, one for an example, too; the others for one in a sweep
+        pytest.param(
+            ask, example, id=f"{name}, {'an' if example else 'no'} example",
+            marks=() if name == "by torch" or not example else pytest.mark.sweep,
+        )
+        for name, ask in ASKED.items()
+        for example in ((), ((X,),))
+    ],
+)  # fmt: skip
 def test_what_is_drawn_once_is_drawn_once(ask, example, empty):
     torch.manual_seed(0)
     plain = Cached(ask)

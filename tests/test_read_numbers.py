@@ -119,7 +119,7 @@ CHANGED = {
     "over a break": of_kept_over_a_break,
     "many": of_many,
 }
-FAST = "maximum", "last", "one more", "kept", "written", "clamped"
+FAST = "last", "one more", "kept", "written", "clamped"
 
 
 def batches(*, with_none: bool) -> list[tuple[Tensor, ...]]:

@@ -64,8 +64,15 @@ def assert_right(got, seed):
         assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", [Broken, Whole])
+@pytest.mark.parametrize(
+    ("way", "kind"),
+    [
+        ("rematerialize", Broken),
+        ("compile", Whole),
+        pytest.param("rematerialize", Whole, marks=pytest.mark.sweep),
+        pytest.param("compile", Broken, marks=pytest.mark.sweep),
+    ],
+)
 def test_a_thread_runs_whole_steps_while_another_is_half_way(way, kind):
     model = WAYS[way](kind())
     with ThreadPoolExecutor(1) as pool:

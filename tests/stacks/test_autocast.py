@@ -188,8 +188,15 @@ class _Scored(torch.autograd.Function):
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated")  # TorchDynamo does
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("within", [False, True], ids=["after it", "within it"])
-@pytest.mark.parametrize("compiled", [False, True], ids=["rematerialized", "compiled"])
+@pytest.mark.parametrize(
+    ("compiled", "within"),
+    [
+        (False, False),
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.sweep),
+        pytest.param(True, False, marks=pytest.mark.sweep),
+    ],
+)
 def test_products_in_full_precision_within_an_autocast(compiled, within):
     x, found = torch.randn(32, 8, generator=torch.Generator().manual_seed(0)), []
     torch.manual_seed(0)

@@ -168,7 +168,7 @@ def test_other_rnns_packed_sequences_and_transforms_have_no_layers():
     assert lstm_layer not in targets(traced(slope, x.detach()))
 
 
-@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("bias", [True, pytest.param(False, marks=pytest.mark.sweep)])
 def test_a_gradient_of_a_gradient(bias):
     """Eager has formulas for it that are not those of the layer either."""
     model, x = made(bidirectional=True, bias=bias)
