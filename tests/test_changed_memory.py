@@ -47,7 +47,7 @@ def planned(plain, budget, way, **step):
     """Plan a copy of a model for a budget, the least that can be had if it is too small."""
     while True:
         torch._dynamo.reset()
-        options = {"budget": budget, "limit_seconds": 0.5, "costs": "estimate"}
+        options = {"budget": budget, "limit_seconds": 0.1, "costs": "estimate"}
         if way == "compile":
             model = torch.compile(copy.deepcopy(plain), backend="remat", options=options)
         else:

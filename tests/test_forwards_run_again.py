@@ -62,12 +62,12 @@ def asking(**options: Any) -> tuple[Asking, Asking]:
     return eager, remat.rematerialize(copy.deepcopy(eager), budget=1.0, limit_seconds=0.1)
 
 
-@pytest.mark.parametrize("adds", [False, True])
+@pytest.mark.parametrize("adds", [pytest.param(False, marks=pytest.mark.sweep), True])
 def test_a_forward_that_asks_for_gradients_of_what_it_made_trains_from_its_first_step_on(
     adds: bool,
 ) -> None:
     eager, run = asking(adds=adds)
-    for rows in ((32, 32), (24, 32), (48, 24)):
+    for rows in ((32, 32), (24, 48)):
         for one, other in zip(steps(eager, rows, WIDTH), steps(run, rows, WIDTH), strict=True):
             torch.testing.assert_close(one, other, rtol=0, atol=0)
         assert eager.calls == run.calls

@@ -55,7 +55,7 @@ def mlp(blocks=6):
 
 
 def rematerialized(budget, blocks=6):
-    return remat.rematerialize(mlp(blocks), BATCH, budget=budget, limit_seconds=1)
+    return remat.rematerialize(mlp(blocks), BATCH, budget=budget, limit_seconds=0.3)
 
 
 @pytest.fixture
@@ -131,7 +131,7 @@ class Orthogonal(nn.Module):
 @pytest.mark.parametrize("kernels", ["eager", pytest.param("inductor", marks=pytest.mark.sweep)])
 def test_what_is_named_by_estimates_was_measured(share, over_batch, kernels):
     x = torch.randn(128, 32, generator=torch.Generator().manual_seed(1))
-    options = {"costs": "estimate", "limit_seconds": 0.5, "kernels": kernels}
+    options = {"costs": "estimate", "limit_seconds": 0.2, "kernels": kernels}
     options["wait"] = kernels == "inductor"
 
     def rematerialized(budget):
@@ -157,7 +157,7 @@ def test_a_solver_that_is_named_answers_for_itself(busier):
     named = refused()
     busier()
     with pytest.raises(BudgetTooSmall, match="was not met by this solver") as caught:
-        remat.rematerialize(mlp(), BATCH, budget=named, solver=FindsNothing(), limit_seconds=1)
+        remat.rematerialize(mlp(), BATCH, budget=named, solver=FindsNothing(), limit_seconds=0.3)
     assert caught.value.smallest_bytes == named
     assert rematerialized(named).plan.recomputations > 0
 
@@ -165,7 +165,7 @@ def test_a_solver_that_is_named_answers_for_itself(busier):
 def test_a_schedule_goes_with_what_is_named():
     graph = unit_chain(8)
     with pytest.raises(BudgetTooSmall) as caught:
-        solve(graph, 1, solver=FindsNothing(), limit_seconds=1)
+        solve(graph, 1, solver=FindsNothing(), limit_seconds=0.3)
     error = caught.value
     assert simulate(graph, error.schedule).peak_bytes == error.smallest_bytes
     found = solve(graph, error.smallest_bytes, solver=FindsNothing(), start=error.schedule)

@@ -172,7 +172,7 @@ def assert_trained_as_in_eager(call: Any, rows: tuple[int, ...]) -> Any:
 
 @pytest.mark.parametrize("name", swept(PLANNED, ["a module"]))
 def test_a_gradient_across_a_break_in_what_is_called_is_planned(name: str) -> None:
-    run = assert_trained_as_in_eager(PLANNED[name], (8, 8, 6, 9))
+    run = assert_trained_as_in_eager(PLANNED[name], (8, 8, 9))
     regions = re.findall(r"resume_in_\w+, (\d+) .*keeps", str(run.plan))
     assert max(map(int, regions)) > 8
 
@@ -307,7 +307,7 @@ class Potential(nn.Module):
 
 def peaks_of_steps(eager: nn.Module, run: nn.Module) -> Iterator[tuple[int, int]]:
     """Train both, and give the peaks of each step; gradients are the same."""
-    for _ in range(6):
+    for _ in range(5):
         inputs = torch.randn(48, 3), torch.randn(48, 3)
         peaks, grads = [], []
         for each in (eager, run):
@@ -324,7 +324,7 @@ def peaks_of_steps(eager: nn.Module, run: nn.Module) -> Iterator[tuple[int, int]
 def test_forces_over_neighbours_that_the_forward_searches_are_planned() -> None:
     torch.manual_seed(0)
     eager = Potential()
-    run = remat.rematerialize(copy.deepcopy(eager), budget=0.7)
+    run = remat.rematerialize(copy.deepcopy(eager), budget=0.7, limit_seconds=0.1)
     peaks = list(peaks_of_steps(eager, run))
     assert all(ours < 0.85 * plain for plain, ours in peaks[3:])  # 0.7 of the largest step's
 

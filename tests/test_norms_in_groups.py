@@ -72,7 +72,7 @@ def test_steps_are_like_plain_ones(dtype, layout, how):
     assert sum("_legit" in name for name in calls) == (whole if has_statistics else 3)
     everything = store_all(grouped.graph)
     budget = simulate(grouped.graph, everything).peak_bytes * 3 // 4
-    shorter = None if how else solve(grouped.graph, budget, limit_seconds=0.5)
+    shorter = None if how else solve(grouped.graph, budget, limit_seconds=0.2)
     for schedule in (everything, *([shorter.schedule] if shorter else [])):
         executable = Executable(grouped, schedule)
         for _ in range(2):  # the second from other running statistics

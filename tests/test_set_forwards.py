@@ -22,7 +22,7 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.body = nn.Sequential(
-            *(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(4))
+            *(nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 16)) for _ in range(3))
         )
         self.head = nn.Linear(16, 8)
         self.calls = 0
@@ -152,7 +152,9 @@ def test_one_that_does_either_is_planned_for_both():
     assert model.calls == eager.calls
 
 
-@pytest.mark.parametrize("kind", [submodules_in_place, both_turned])
+@pytest.mark.parametrize(
+    "kind", [pytest.param(submodules_in_place, marks=pytest.mark.sweep), both_turned]
+)
 def test_one_that_begins_with_the_submodules_is_planned_for_both(kind):
     ways = [True, False, False, True]
     eager = made()
@@ -220,7 +222,7 @@ def test_regions_have_their_own_forwards():
     model = remat.rematerialize(made(), budget=1.0, regions="body.*", limit_seconds=0.1)
     submodules_in_place(model)
     assert_same(train(model, [True] * STEPS), train(eager, [True] * STEPS))
-    assert "4 calls of regions" in str(model.plan)
+    assert "3 calls of regions" in str(model.plan)
 
 
 def test_it_is_rematerialized_whatever_was_set():
@@ -296,11 +298,11 @@ def test_one_that_is_set_around_itself_runs_as_often():
     eager, model = made(), remat.rematerialize(made(), budget=1.0, limit_seconds=0.1)
     found = []
     for each in (eager, model):
-        for _ in range(3):
+        for _ in range(2):
             submodules_in_place(each)
             found.append(train(each, [True, False]))
-    for at in range(3):
-        assert_same(found[3 + at], found[at])
+    for at in range(2):
+        assert_same(found[2 + at], found[at])
     assert model.calls == eager.calls
 
 

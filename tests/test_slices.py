@@ -41,7 +41,7 @@ def test_slices_give_the_gradients_of_the_whole(name):
     expected = trained(model, model, args)
     able = capture(model, args, {}).with_alternatives(Numerics.ROUNDING, laid_out=())
     assert able.cuts
-    for count in (2, 3, 5):
+    for count in (2, 3):
         sliced = able.in_slices([(kind, count) for kind in range(len(able.cuts))])
         assert sliced_ops(sliced)
         executable = Executable(sliced, store_all(sliced.graph))

@@ -3,7 +3,7 @@ import xml.etree.ElementTree as ET
 from dataclasses import replace
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from remat_graph import Block, Graph, Hierarchy, Op, Value, to_dot, to_svg
@@ -43,6 +43,7 @@ def test_identical_blocks_have_one_colour_and_others_none():
     assert two["layer2"] != two["layer3"] == two["layer4"]
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_colours_are_classes(hierarchies, data):
     hierarchy = hierarchies(data)
@@ -139,6 +140,7 @@ def rectangles(svg):
     return found
 
 
+@settings(max_examples=40)
 @given(data=st.data(), fold=st.booleans())
 def test_an_svg_shows_all_boxes_in_one_another(hierarchies, data, fold):
     hierarchy = hierarchies(data)
@@ -179,6 +181,7 @@ def dot_nodes(text):
     return re.findall(r'^ *n\d+ \[label="((?:[^"\\]|\\.)*)"', text, re.MULTILINE)
 
 
+@settings(max_examples=40)
 @given(data=st.data())
 def test_dot_has_every_op_and_block_once(hierarchies, data):
     hierarchy = hierarchies(data)
