@@ -2,13 +2,8 @@
 
 import gc
 import logging
-import os
 import sys
 from types import SimpleNamespace
-
-# Inductor takes the processor's word for its vector instructions: to compile a program for each
-# kind of them, which its first kernel waits for, takes seconds in each process that compiles.
-os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
 
 
 def pytest_collection_finish() -> None:

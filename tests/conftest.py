@@ -20,8 +20,8 @@ os.environ.pop("REMAT_PLANS", None)
 def _short_searches():
     """Search briefly where no limit is given: how fast plans are is tested beside the solvers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("remat_solvers.refine.solver._DEFAULT_SECONDS", 0.1)
-        patch.setattr("remat_solvers.queries.tradeoff._SECONDS", 0.1)
+        patch.setattr("remat_solvers.refine.solver._DEFAULT_SECONDS", 0.2)
+        patch.setattr("remat_solvers.queries.tradeoff._SECONDS", 0.2)
         patch.setattr("remat.session.kind_finder._SECONDS", 0.05)
         patch.setattr("remat.session.kind_finder._SECONDS_PER_OP", 0.0)
         yield
