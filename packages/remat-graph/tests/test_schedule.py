@@ -1,6 +1,8 @@
 """The simulator against a naive reference that looks everything up in the history of the steps."""
 
+import copy
 import math
+import pickle
 from pathlib import Path
 
 import pytest
@@ -273,3 +275,13 @@ def test_the_example_of_the_readme(capsys):
     example = readme.split("```python")[1].split("```")[0]
     exec(example, {})
     assert capsys.readouterr().out.strip() == example.rpartition("#")[2].strip()
+
+
+def test_the_hash_of_a_schedule_is_kept_in_its_own_process():
+    schedule, same = (Schedule((Compute("a"), Free("x"))) for _ in range(2))
+    assert {schedule: "code"}[same] == "code"
+    assert schedule != Schedule((Compute("a"),))
+    for again in (pickle.loads(pickle.dumps(schedule)), copy.deepcopy(schedule)):
+        assert again == schedule
+        assert again._hash is None  # names have other hashes in another process
+        assert hash(again) == hash(schedule)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from remat_graph.errors import InvalidSchedule
 from remat_graph.graph import Graph
@@ -51,9 +51,23 @@ Step = Compute | Free
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """The steps of one forward plus backward pass, in order."""
+    """The steps of one forward plus backward pass, in order.
+
+    Its hash is kept once it is known: what is found by a schedule, as its code, is looked for in
+    each step of a training.
+    """
 
     steps: tuple[Step, ...]
+    _hash: int | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __hash__(self) -> int:
+        if self._hash is None:
+            object.__setattr__(self, "_hash", hash(self.steps))
+        assert self._hash is not None
+        return self._hash
+
+    def __reduce__(self) -> tuple[type[Schedule], tuple[tuple[Step, ...]]]:
+        return Schedule, (self.steps,)  # hashes of names are others in another process
 
     def __iter__(self) -> Iterator[Step]:
         return iter(self.steps)
