@@ -265,8 +265,10 @@ def test_two_threads_measure_at_the_same_time():
     assert recorder.peak_bytes == 4000
 
 
-def test_sparse_gradients_are_refused():
-    module = nn.Embedding(10, 4, sparse=True)
+@pytest.mark.parametrize("padding", [None, 0])
+def test_sparse_gradients_are_refused(padding):
+    """With padding torch selects rows in the backward, as many as the data have."""
+    module = nn.Embedding(10, 4, sparse=True, padding_idx=padding)
     with pytest.raises(CaptureError, match="sparse=False"):
         capture(module, (torch.tensor([1, 2]),))
 

@@ -44,9 +44,16 @@ _KNOWN = {
 
 
 def depends_on_data(error: Exception) -> str:
-    """Report that a graph would not be static."""
+    """Report that a graph would not be static; of a backward no line is known."""
+    line = _user_line(error)
+    if not line:
+        return (
+            f"in the backward of an operator a shape depends on the data of a tensor: {error}. One "
+            f"static graph is captured here. That of an embedding with sparse=True and "
+            f"padding_idx= is such a one: make it with sparse=False; or {_APART}"
+        )
     return (
-        f"control flow or a shape depends on the data of a tensor{_user_line(error)}: {error}. "
+        f"control flow or a shape depends on the data of a tensor{line}: {error}. "
         f"One static graph is captured here: replace the branch by torch.where, or pass the number "
         f"as a Python argument. In remat.rematerialize, which runs the model, int(tensor) there "
         f"makes regions of what is before and after it"
