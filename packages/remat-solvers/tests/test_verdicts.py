@@ -279,6 +279,7 @@ def test_a_curve_of_a_back_end_that_lies_says_so(monkeypatch):
 def test_a_minimal_peak_that_a_schedule_refutes_is_given_up(monkeypatch):
     graph = with_mask(3)
     honest = smallest_budget(graph, limit_seconds=1)
+    monkeypatch.setattr("remat_solvers.minimal_peak.budget._FEW_OPS", 0)  # no glance
     monkeypatch.setattr("remat_solvers.minimal_peak.budget.CLOSE", 0.5)
     monkeypatch.setattr(
         "remat_solvers.minimal_peak.budget.lower",

@@ -1,8 +1,9 @@
 """The smallest budget for which a schedule is found, and the proof below which there is none.
 
-The proof comes first (`bottleneck`, raised by `regress`), then the search in single steps
-(`search.descent`); where the two are not near each other, programs look for a lower schedule, or
-prove that there is none (`programs`). Where values have several implementations, in the ordinary
+Of a small graph a search at a glance comes first: most often it reaches what some op needs by
+itself. Else the proof comes first (`bottleneck`, raised by `regress`), then the search in single
+steps (`search.descent`); where the two are not near each other, programs look for a lower schedule,
+or prove that there is none (`programs`). Where values have several implementations, in the ordinary
 graph of the schedule found.
 Guarantee: `peak_bytes` is that of a legal schedule, `least_bytes` is proved; between them nothing
 is known. Complexity: some dozens of attempts, each limited in time.
@@ -33,6 +34,7 @@ _DEFAULT_SECONDS = 10.0
 _PROOF_SHARE, _REGRESSION_SHARE = 0.3, 0.15  # of the time
 # For the search in single steps, of the time left, and what it may take of a short time.
 _STEPS_SHARE, _STEPS_SECONDS, _MOST_STEPS_SHARE = 0.4, 12.0, 0.8
+_FEW_OPS, _GLANCE_SHARE = 200, 0.1  # of the time
 _MOST_OPS = 20_000  # beyond which single steps need all of the time
 
 _log = logging.getLogger(__name__)
@@ -63,7 +65,13 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     limit = Limit.starting_now(limit_seconds)
     deadline = limit.started + limit.left(_DEFAULT_SECONDS)
     seconds = deadline - limit.started
-    floor = bottleneck(wiring, limit.started + _PROOF_SHARE * seconds)
+    floor, start = peak_bound(wiring), limit.started
+    if wiring.op_count <= _FEW_OPS:
+        start += _GLANCE_SHARE * seconds
+        lowest = minimal_peak_trace(wiring, start, floor_bytes=floor.peak_bytes)
+        if lowest.peak_bytes == floor.peak_bytes:
+            return _found(wiring, lowest, floor)
+    floor = bottleneck(wiring, start + _PROOF_SHARE * seconds)
     floor = regress(wiring, floor, time.perf_counter() + _REGRESSION_SHARE * seconds)
     now = time.perf_counter()
     left = deadline - now
@@ -81,6 +89,10 @@ def smallest_budget(graph: Graph, *, limit_seconds: float | None = None) -> Smal
     if floor.peak_bytes > lowest.peak_bytes:
         _log.warning("gave up %s: a schedule peaks at %d bytes", floor, lowest.peak_bytes)
         floor = peak_bound(wiring)
+    return _found(wiring, lowest, floor)
+
+
+def _found(wiring: Wiring, lowest: Trace, floor: PeakBound) -> SmallestBudget:
     return SmallestBudget(
         peak_bytes=lowest.peak_bytes,
         schedule=expand(wiring, lowest.sequence),
