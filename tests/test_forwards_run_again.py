@@ -77,6 +77,7 @@ def test_a_forward_that_asks_for_gradients_of_what_it_made_trains_from_its_first
         eager.train(), run.train()
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:the forward was run again")
 def test_so_does_one_that_begins_to_ask_later() -> None:
     eager, run = asking(asks_from=3)

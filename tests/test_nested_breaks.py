@@ -320,6 +320,7 @@ def peaks_of_steps(eager: nn.Module, run: nn.Module) -> Iterator[tuple[int, int]
         yield peaks[0], peaks[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # of larger sizes
 def test_forces_over_neighbours_that_the_forward_searches_are_planned() -> None:
     torch.manual_seed(0)

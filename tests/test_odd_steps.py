@@ -107,6 +107,7 @@ def test_steps_go_on_after_an_odd_one(odd, several):
     assert all(at in told_of or at + 1 in told_of for at in over)  # by a record, it is one later
 
 
+@pytest.mark.sweep
 def test_steps_whose_plans_have_slices_go_on_after_an_odd_one():
     plain, model = without_room(several=False, numerics="rounding")
     for at, ids in enumerate(batches()):

@@ -92,6 +92,8 @@ class KeptBytesProgram:
             return None
         if kept_bytes >= self.store_all_bytes():
             return BoundedSequence(self._sequence(set()), once)
+        if seconds <= 0:  # to write the program takes longer than that
+            return None
         answer, bound = self._solve_within(room, seconds)
         if answer.point is None:
             return None
