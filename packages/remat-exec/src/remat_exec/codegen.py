@@ -265,7 +265,12 @@ def _written(
     shorter = shortened(program)
     forward = Writer(program, replayed, {}, shorter, sizes=sizes)
     again = shared.ops & _run_again(schedule)
-    forward.compared = again | (shared.ops if others is None else others) if save_all else again
+
+    def may_compare(name: str) -> bool:
+        """Whether another backward may compare an input, or the results of an op."""
+        return save_all and (others is None or name in others)
+
+    forward.compared = again.union(filter(may_compare, shared.ops))
     forward.receive(forward.inputs)
     forward.run(schedule.steps[:loss])
     available = forward.inputs_and_views
@@ -300,12 +305,8 @@ def _written(
     closing.compare(data, again=True)
     last = max((i for i, line in enumerate(backward.lines) if line == "yield given"), default=0)
     backward.lines[last:last] = closing.lines
-    noted_too = [name for name in forward.inputs if program.storage.get(name) in shared.values]
-    if not save_all:  # no other backward reads them
-        noted_too = []
-    elif others is not None:
-        noted_too = [name for name in noted_too if name in others]
-    forward.compare(dict.fromkeys((*compared, *noted_too)), again=False)
+    exposed = (name for name in forward.inputs if program.storage.get(name) in shared.values)
+    forward.compare(dict.fromkeys((*compared, *filter(may_compare, exposed))), again=False)
 
     source = "\n".join(
         [

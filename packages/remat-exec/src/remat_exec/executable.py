@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeAlias
@@ -11,7 +12,7 @@ import torch
 
 from remat_exec.autocast import lowered_bytes
 from remat_exec.chain import run_step
-from remat_exec.codegen import Code, generate
+from remat_exec.codegen import generate
 from remat_exec.errors import BackwardError, BudgetExceeded, ExecutionError
 from remat_exec.fallback import backward_from
 from remat_exec.inner_reads import inner_reads
@@ -74,7 +75,6 @@ class Executable:
         self._may_come = bool(missing) and not self.capture.dry  # a backward with all gradients
         if self._may_come and not self.capture.variants_are_read_off:
             _ = self.capture.over_all_outputs  # nothing is captured within a backward
-        self._over_all: Variant | None = None
         self.code = generate(
             self.capture.program, self.capture.graph, self.schedule,
             save_all=bool(missing) or self.low_memory_plan is not None, noted=self._noted,
@@ -119,7 +119,8 @@ class Executable:
         other.low_memory_plan = other._if_it_can_follow(lean)
         other.recipes = tuple(recipe.at(capture.whole_program) for recipe in self.recipes)
         planned = Variant(capture.missing, other.code, program, other.whole_program)
-        other._variants, other._over_all = {(capture.missing, None, _NONE): planned}, None
+        other._variants = {(capture.missing, None, _NONE): planned}
+        vars(other).pop("_over_all", None)  # of these sizes
         return other
 
     def _if_it_can_follow(self, plan: Executable | None) -> Executable | None:
@@ -134,17 +135,19 @@ class Executable:
         """
         if self.capture.dry:
             return None
-        lean, codes = self.low_memory_plan, list[Code]()
-        if lean is not None:
-            codes.append(lean.code)
-        try:
-            for plan in (self, lean) if self._may_come else ():
-                if plan is not None:
-                    plan._over_all = plan._over_all or plan._over_others(frozenset(), None, _NONE)
-                    codes.append(plan._over_all.code)
-        except RematError:
-            return None
+        lean = self.low_memory_plan
+        codes = [] if lean is None else [lean.code]
+        if self._may_come:
+            try:
+                codes += [plan._over_all.code for plan in (self, lean) if plan is not None]
+            except RematError:
+                return None
         return frozenset().union(*(code.compared for code in codes))
+
+    @functools.cached_property
+    def _over_all(self) -> Variant:
+        """A backward with all gradients, whether or not all is there that it reads."""
+        return self._over_others(frozenset(), None, _NONE)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Executable:
         """Return the executable itself: it holds no state of any module."""
@@ -333,9 +336,8 @@ class Executable:
 
         Of what the user was handed nothing is kept that the plan does not read.
         """
-        variant, self._over_all = self._over_all, None
-        if variant is None or missing or autocast or unwanted:
-            variant = self._over_others(missing, autocast, unwanted)
+        is_over_all = not (missing or autocast or unwanted)
+        variant = self._over_all if is_over_all else self._over_others(missing, autocast, unwanted)
         there = {*self.code.saved, *variant.program.taken}
         lacking = [name for name in variant.code.saved if name not in there]
         if lacking:

@@ -177,14 +177,16 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.lru_cache(maxsize=_MOST_LAYOUTS)
 def _described(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Give a tensor without data that lies so, and to which nobody writes."""
-    return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
+    """Give a tensor without data that lies so, and to which nobody writes; no mode has made it."""
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_strided(shape, stride, dtype=dtype, device="meta")
 
 
 @functools.lru_cache(maxsize=_MOST_LAYOUTS)
 def _copy_of(shape: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Give a tensor without data that lies as a copy does, and the sum of two that lie so."""
-    return torch.empty_like(_described(shape, stride, dtype))
+    with torch._C._DisableTorchDispatch():
+        return torch.empty_like(_described(shape, stride, dtype))
 
 
 def _refuse(of: frozenset[_Source]) -> NoReturn:

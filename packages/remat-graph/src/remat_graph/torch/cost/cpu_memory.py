@@ -173,10 +173,10 @@ class CpuMemory:
         for at in [at for at, change in enumerate(changes) if not change]:
             event = events[at]
             if event.kind() == "push" and event.name().startswith(self._tag):
-                self.held_bytes, self._peak = held[at], max(self._peak, *held[start : at + 1])
+                self.held_bytes, self._peak = held[at], max([self._peak, *held[start : at + 1]])
                 self._note(event.name().removeprefix(self._tag))
                 start = at
-        self.held_bytes, self._peak = held[-1], max(self._peak, *held[start:])
+        self.held_bytes, self._peak = held[-1], max([self._peak, *held[start:]])
 
 
 def _go_on_with(recordings: list[CpuMemory]) -> None:
