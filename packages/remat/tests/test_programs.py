@@ -38,10 +38,12 @@ class Answers:
     def __init__(self, **answers):
         self.answers = answers
         self.asked = []
+        self.started = {}
 
-    def __call__(self, graph):
+    def __call__(self, graph, start=None):
         name = graph.ops[0].name
         self.asked.append(name)
+        self.started[name] = start
         answer = self.answers[name]
         if isinstance(answer, Exception):
             raise answer
@@ -65,6 +67,7 @@ def test_only_what_may_be_faster_is_solved_fully(programs):
     best, solution = solving.solved_in_best_program(programs, 1, fully, briefly)
     assert briefly.asked == ["a", "b", "c", "d"]
     assert fully.asked == ["d", "c"]  # b takes 5.5 at least
+    assert fully.started == {"d": None, "c": Schedule(())}
     assert (best.name, solution.time) == ("d", 4.9)
     assert (solution.lower_bound, solution.status) == (4.8, Status.FEASIBLE)
 
@@ -86,6 +89,30 @@ def test_the_budget_is_too_small_if_it_is_for_all(programs):
     assert fully.asked == ["c"]
     assert refused.value.smallest_bytes == 6
     assert refused.value.status is Status.INFEASIBLE
+
+
+def test_what_gives_way_is_not_looked_for_long(programs):
+    briefly = Answers(a=too_small(9), b=too_small(8), c=too_small(4, Status.LIMIT), d=too_small(7))
+    fully = Answers()
+    with pytest.raises(BudgetTooSmall) as refused:
+        solving.solved_in_best_program(programs, 1, fully, briefly, gives_way=True)
+    assert (fully.asked, refused.value.smallest_bytes) == ([], 4)
+    assert refused.value.status is Status.LIMIT
+
+
+def test_what_gives_way_is_solved_fully_where_something_fits(programs):
+    briefly = Answers(a=solved(3.0, 1.5), b=too_small(9))
+    fully = Answers(a=solved(2.0, 1.8))
+    best, solution = solving.solved_in_best_program(programs, 1, fully, briefly, gives_way=True)
+    assert (best.name, solution.time, solution.lower_bound) == ("a", 2.0, 1.8)
+
+
+def test_a_single_program_that_gives_way(programs, monkeypatch):
+    monkeypatch.setattr(solving, "programs_by_cuts", lambda *_: [])
+    briefly, fully = Answers(a=too_small(9, Status.LIMIT)), Answers(a=solved(2.0, 1.8))
+    with pytest.raises(BudgetTooSmall):
+        solving.solved_in_best_program(programs, 1, fully, briefly, gives_way=True)
+    assert solving.solved_in_best_program(programs, 1, fully, briefly)[1].time == 2.0
 
 
 def test_the_bound_is_of_all_numbers_of_slices(programs, monkeypatch):

@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -31,19 +31,20 @@ _INSTANT = 1e-9  # of the time of all ops: what a change costs at least, so that
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """What to run before a position, and right after another; seconds, and bytes held between."""
+    """What to run before a position, and right after another; seconds, and bytes held between.
 
-    ops: tuple[int, ...] = ()
-    packs: tuple[int, ...] = ()
+    Each op stands once, where it was first asked for.
+    """
+
+    ops: dict[int, None] = field(default_factory=dict)
+    packs: dict[int, None] = field(default_factory=dict)
     seconds: float = 0.0
     held: int = 0
 
     def __add__(self, other: _Way) -> _Way:
-        again = tuple(op for op in other.ops if op not in self.ops)
-        packs = tuple(op for op in other.packs if op not in self.packs)
         return _Way(
-            self.ops + again,
-            self.packs + packs,
+            self.ops | other.ops,
+            self.packs | other.packs,
             self.seconds + other.seconds,
             self.held + other.held,
         )
@@ -135,7 +136,7 @@ class _Evictor:
                     best = price, np.insert(now.sequence, where, (*way.packs, *way.ops))
         return best
 
-    def _need(self, ops: tuple[int, ...]) -> int:
+    def _need(self, ops: Collection[int]) -> int:
         wiring = self._wiring
         outputs = sum(wiring.output_bytes[op] for op in ops)
         return outputs + max((wiring.workspace_list[op] for op in ops), default=0)
@@ -176,7 +177,7 @@ class _Evictor:
             if needed is None or needed.seconds + way.seconds + own > most:
                 return None
             way += needed
-        return way + _Way((op,), (), own, 0)
+        return way + _Way({op: None}, {}, own, 0)
 
     def _have(
         self,
@@ -202,7 +203,7 @@ class _Evictor:
             if not all(lives.done_before(earlier, since + 1) for earlier in self._after[op]):
                 return None
             if all(lives.just_used(w, since) for w in wiring.inputs[op]):
-                return _Way((), (op,), wiring.time_list[op], size)
+                return _Way({}, {op: None}, wiring.time_list[op], size)
             return None
         if not lives.existed(u, q):
             return None
@@ -241,7 +242,7 @@ class _Evictor:
             if freed > 0:
                 seconds = together.seconds - wiring.time_list[op]
                 sequence = np.insert(
-                    np.delete(now.sequence, peak), [peak] * len(together.ops), together.ops
+                    np.delete(now.sequence, peak), [peak] * len(together.ops), [*together.ops]
                 )
                 yield max(seconds, self._instant) / freed, sequence
 

@@ -70,6 +70,7 @@ def make_plan(
     schedules: Sequence[Schedule] = (),
     user_plan: PlanOrSchedule | None = None,
     is_last: bool = True,
+    gives_way: bool = False,
 ) -> RunnablePlan:
     """Find the budget, solve; with `run`, run it once and plan again while it is over.
 
@@ -81,7 +82,8 @@ def make_plan(
     `plain_bytes` is the most that plain autograd took for earlier calls, by what is missing: a
     fraction is of no less. `schedules` are of graphs with the same ops and values, of other sizes:
     the fastest that fits is taken without solving. A `user_plan` is tried alone. A refusal names
-    what slices would reach, and what a loss reads, if it `is_last`: no other way is tried.
+    what slices would reach, and what a loss reads, if it `is_last`: no other way is tried. One
+    that `gives_way` is tried before one that takes less and makes less.
 
     Raises:
         PlanMismatch: if the user's plan is of another graph.
@@ -130,6 +132,7 @@ def make_plan(
         has_measured_loss=cost is not None and not seen,
         share=run and has_other_ranks(),
         is_last=is_last,
+        gives_way=gives_way,
     )  # fmt: skip
     targets = Targets(budget - aside, budget - aside)
     if not run:

@@ -37,6 +37,7 @@ from remat_solvers.verdicts import Verdicts, doubt_or_raise, minimal_peak_claim,
 
 __all__ = [
     "KNOWN_SCHEDULE",
+    "Solve",
     "adapted",
     "either",
     "have_same_ops",
@@ -45,6 +46,8 @@ __all__ = [
 ]
 
 KNOWN_SCHEDULE = "known schedule"  # what solved it, where an earlier plan's schedule is taken
+
+Solve = Callable[..., Solution]  # of a graph, and from a schedule to `start` from, if there is one
 
 _MOST_TRIES = 4  # at a schedule that fits once gradients leave where they can
 _NO_FASTER = 1.001  # times the least that a program takes: another one is not planned for that
@@ -93,16 +96,19 @@ def adapted(graph: Graph, target: int, schedules: Sequence[Schedule]) -> Solutio
 def solved_in_best_program(
     captured: Capture,
     target: int,
-    solve_fully: Callable[[Graph], Solution],
-    solve_briefly: Callable[[Graph], Solution] | None = None,
+    solve_fully: Solve,
+    solve_briefly: Solve | None = None,
+    *,
+    gives_way: bool = False,
 ) -> tuple[Capture, Solution]:
     """Solve a capture as each program that its numerics allow, unless one cannot be faster.
 
     These are other layouts, and compiled groups, chosen for a fastest step without a look at the
     budget, in which there may be fewer ways to make a value; and cuts in slices. With
-    `solve_briefly` all are solved so before any is solved fully: most are then known to be slower
-    than another. The fastest solution is given with its capture; its bound holds for all of them,
-    in any number of slices that was looked at.
+    `solve_briefly` all are solved so before any is solved fully, from what was found: most are then
+    known to be slower than another. The fastest solution is given with its capture; its bound holds
+    for all of them, in any number of slices that was looked at. A capture that `gives_way` to
+    another is refused where solving it briefly finds nothing.
 
     Raises:
         BudgetTooSmall: if it is for all, with the minimal peaks of any.
@@ -114,13 +120,15 @@ def solved_in_best_program(
     ]
     raise_missing()
     candidates = [candidate for group in groups for candidate in group.candidates]
-    if len(candidates) == 1:
+    if len(candidates) == 1 and not gives_way:
         return captured, solve_fully(captured.graph)
     for solved in (solve_briefly, solve_fully):
         for each in sorted(candidates, key=lambda candidate: candidate.bound):
             fastest = min(candidate.time for candidate in candidates)
             if solved is not None and not each.is_settled and fastest > each.bound * _NO_FASTER:
                 each.solve(solved)
+        if gives_way and solved and all(each.solution is None for each in candidates):
+            break
     best = min(candidates, key=lambda candidate: candidate.time)
     if best.solution is None:
         raise functools.reduce(either, (each.refusal for each in candidates if each.refusal))
@@ -150,10 +158,11 @@ class _Candidate:
         proved = self.solution is not None and self.solution.status is Status.OPTIMAL
         return proved or math.isinf(self.bound)
 
-    def solve(self, solved: Callable[[Graph], Solution]) -> None:
-        """Solve it, and keep the better of what is known."""
+    def solve(self, solved: Solve) -> None:
+        """Solve it, from the best that is known, and keep the better."""
+        start = {} if self.solution is None else {"start": self.solution.schedule}
         try:
-            solution = solved(self.program.graph)
+            solution = solved(self.program.graph, **start)
         except BudgetTooSmall as error:
             self.refusal = error
             if error.status is Status.INFEASIBLE and self.solution is None:
@@ -177,7 +186,7 @@ class _Group:
         cls,
         relaxed: Graph,
         programs: Sequence[Capture],
-        solved: Callable[[Graph], Solution] | None = None,
+        solved: Solve | None = None,
     ) -> _Group:
         """Bound all numbers of slices by what is the least of all, if that is no program."""
         least = [least_time(Wiring.of(program.graph)) for program in programs]
@@ -216,19 +225,27 @@ def either(one: BudgetTooSmall, other: BudgetTooSmall) -> BudgetTooSmall:
     )
 
 
-def solution_for(graph: Graph, budget: int, target: int, *given: Any, **options: Any) -> Solution:
+def solution_for(
+    graph: Graph,
+    budget: int,
+    target: int,
+    *given: Any,
+    start: Schedule | None = None,
+    **options: Any,
+) -> Solution:
     """Find a schedule as `_found` does, in which no gradient leaves before its parameter is read.
 
-    Where none is found, one that holds gradients to the end may be: then they leave in that.
+    Where none is found, one that holds gradients to the end may be: then they leave in that. It is
+    looked for from the one to `start` from.
 
     Raises:
         BudgetTooSmall: as `_found` does.
     """
     held = without_leaves(graph)
     if held is graph:
-        return _found(graph, budget, target, *given, **options)
+        return _found(graph, budget, target, *given, start=start, **options)
     try:
-        return _leaving_late(graph, budget, target, *given, **options)
+        return _leaving_late(graph, budget, target, *given, start=start, **options)
     except BudgetTooSmall as error:
         refusal = error
     try:
@@ -281,6 +298,7 @@ def _found(
     limit_seconds: float | None,
     progress: Callable[[Progress], None] | None,
     *,
+    start: Schedule | None = None,
     keep_best: bool = False,
     partitioner: str | Partitioner | None = None,
 ) -> Solution:
@@ -288,8 +306,8 @@ def _found(
 
     `target` is what the graph may take of the budget. With `keep_best`, Ctrl-C ends with the best
     schedule so far. What may have been cut short is not cached: then only an answer of `"auto"` is,
-    which says what was run to its end. `"auto"` begins with the schedule that an earlier refusal
-    spoke of, where it did; a solver that is named answers for itself.
+    which says what was run to its end. `"auto"` begins with the schedule to `start` from, or that
+    of an earlier refusal; a solver that is named answers for itself.
 
     Raises:
         BudgetTooSmall: with the smallest budget whose target is known to be feasible, which is no
@@ -311,7 +329,7 @@ def _found(
             limit_seconds=limit_seconds,
             progress=progress,
             keep_best=keep_best,
-            start=smallest if solver == "auto" else None,
+            start=(start or smallest) if solver == "auto" else None,
         )
     except BudgetTooSmall as error:
         raise _about_budget(error, graph, solver, smallest, budget, target) from None

@@ -6,14 +6,12 @@ import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from remat.planning.solving import either, solved_in_best_program
-from remat_graph import Graph, Solution
+from remat.planning.solving import Solve, either, solved_in_best_program
+from remat_graph import Solution
 from remat_graph.torch import Capture
 from remat_solvers import BudgetTooSmall
 
 __all__ = ["Targets", "best_within"]
-
-Solve = Callable[[Graph], Solution]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +41,8 @@ def best_within(
     offered: Capture,
     solve_for: Callable[[int], Solve],
     solve_briefly_for: Callable[[int], Solve | None],
+    *,
+    gives_way: bool = False,
 ) -> tuple[Capture, Solution]:
     """Solve a capture as `solved_in_best_program` does; eager kernels may take more than groups.
 
@@ -57,7 +57,7 @@ def best_within(
         target = targets.of(program)
         solvers = solve_for(target), solve_briefly_for(target)
         try:
-            found.append(solved_in_best_program(program, target, *solvers))
+            found.append(solved_in_best_program(program, target, *solvers, gives_way=gives_way))
         except BudgetTooSmall as error:
             refusals.append(error)
     if not found:

@@ -49,7 +49,7 @@ class Task:
     `plain` is plain autograd's peak, `whole_time` that of computing everything once and nothing in
     slices. `schedules` are of other sizes. `is_sure` says that the gradients which the capture
     expects come. With `share`, other ranks plan for the same. If it `is_last`, no other way is
-    tried.
+    tried. One that `gives_way` is not looked for long, if nobody said for how long.
     """
 
     settings: Settings
@@ -65,6 +65,7 @@ class Task:
     has_measured_loss: bool
     share: bool
     is_last: bool
+    gives_way: bool
 
     def solved(
         self, targets: Targets, captured: Capture, before: Solution | None = None
@@ -88,8 +89,9 @@ class Task:
             solution = self._about_as_fast(targets, captured, before)
         if solution is None:
             captured, solution = best_within(
-                targets, offered, self._solve_for, self._solve_briefly_for
-            )
+                targets, offered, self._solve_for, self._solve_briefly_for,
+                gives_way=self.gives_way and self.settings.limit_seconds is None,
+            )  # fmt: skip
         schedule, asked = solution.schedule, str(self.settings.budget)
         if self.share and schedule is not None:
             target = targets.of(captured)

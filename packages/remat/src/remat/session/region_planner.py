@@ -241,19 +241,19 @@ class RegionPlanner:
             for seen in dict.fromkeys((seen_loss, None))
         ]
 
-        def plan(captured: Capture, *, is_last: bool = False) -> RunnablePlan:
+        def plan(captured: Capture, **which: bool) -> RunnablePlan:
             grouped = self._runs_groups(region, inputs, captured)
             waits = grouped and not self.settings.wait  # for kernels, beside the steps
             with kernels_there_alone() if waits else contextlib.nullcontext():
-                return self._plan(
-                    region, inputs, captured, loss, seen, grouped=grouped, is_last=is_last
-                )
+                return self._plan(region, inputs, captured, loss, seen, grouped=grouped, **which)
 
         while True:
             make, leaving, seen = ways.pop(0)
             is_last = not ways and region.learned.asked_more_at < 0
+            gives_way = bool(ways) and ways[0][0] is not make and ways[0][1] == leaving
             try:
-                planned = plan(make().with_leaving_gradients(leaving), is_last=is_last)
+                captured = make().with_leaving_gradients(leaving)
+                planned = plan(captured, is_last=is_last, gives_way=gives_way)
                 break
             except (BudgetTooSmall, BudgetExceeded) as error:
                 if not ways:
@@ -279,7 +279,8 @@ class RegionPlanner:
         seen_loss: SeenLoss | None,
         *,
         grouped: bool,
-        is_last: bool,
+        is_last: bool = False,
+        gives_way: bool = False,
     ) -> RunnablePlan:
         """Plan for a region that is all of the function, by kernels if it is `grouped`.
 
@@ -331,6 +332,7 @@ class RegionPlanner:
             settings,
             run=True,
             is_last=is_last,
+            gives_way=gives_way,
             missing=region.shown.expected,
             released_outputs=released,
             seen=seen,
