@@ -30,15 +30,20 @@ def test_a_size_that_is_planned_beside_others_leaves_young_garbage_alone(monkeyp
     assert looks == [True, True, False]  # 12 is of another graph than 8
 
 
-@pytest.mark.parametrize("grows_old", [False, True])
+@pytest.mark.parametrize("grows_old", [None, 0, 1], ids=["never", "first plan", "second plan"])
 def test_all_garbage_is_collected_before_a_step_if_some_of_a_plan_grew_old(grows_old, monkeypatch):
     record = recording.StepRecording(nn.Linear(1, 1).requires_grad_)
     gc.collect()
-    with record.paused(), collector_at_rest():
-        if grows_old:
-            gc.collect(1)
+    with collector_at_rest():
+        for plan in range(2):  # of two regions
+            with record.paused():
+                if plan == grows_old:
+                    gc.collect(1)
     collected = []
     monkeypatch.setattr(recording.gc, "collect", lambda generation=2: collected.append(generation))
-    record.start(torch.device("cpu"))
-    record.stop()
-    assert collected == [2 if grows_old else 1]
+    for _ in range(2):
+        record.start(torch.device("cpu"))
+        record.stop()
+        with record.paused():
+            pass
+    assert collected == [1 if grows_old is None else 2, 1]

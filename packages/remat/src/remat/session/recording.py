@@ -157,7 +157,7 @@ class StepRecording:
         self._marks: tuple[Mark, ...] = ()
         self._awaited = self._ended = False
         self._count = 0
-        self._grown_old = -1
+        self._grown_old: int | None = None  # times, until the plans that await a record
         self._present: dict[int, Any] = {}
 
     @property
@@ -205,21 +205,26 @@ class StepRecording:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Record nothing of a plan that is made, and see whether what it leaves grows old."""
-        self._grown_old = _times_grown_old()
+        """Record nothing of a plan that is made, and see whether what it leaves grows old.
+
+        Nothing may have from the first of several plans on, as of regions, to the record.
+        """
+        if self._grown_old is None:
+            self._grown_old = _times_grown_old()
         with AllocationRecorder.paused():
             yield
 
     def _collect_garbage(self, *, solved: bool) -> None:
         """Let go of what was there before, lest that is done in the step.
 
-        Most of it is young: all of it if nothing grew old while a plan was made. To look through
+        Most of it is young: all of it if nothing grew old while plans were made. To look through
         all that is old takes a quarter of a second, which a step that is recorded each time, as
         where the data decide sizes, takes now and then alone.
         """
         is_full = solved and _times_grown_old() != self._grown_old
         is_full &= self._count < _FULL_AT_FIRST or self._count % _FULL_EACH == 0
         self._count += solved
+        self._grown_old = None if solved else self._grown_old
         gc.collect() if is_full else gc.collect(_YOUNG)
 
     def mark(self, label: str) -> None:
