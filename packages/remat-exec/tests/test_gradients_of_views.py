@@ -38,6 +38,46 @@ def test_views_of_an_output_add_to_its_gradient(read):
         torch.testing.assert_close(*found)
 
 
+def as_complex(hidden):
+    return torch.complex(hidden[:, :4], hidden[:, 4:])
+
+
+def read_as(view, of=torch.clone):
+    """Read a view of what is `of` a hidden layer, and that itself; return both."""
+
+    def read(module, hidden):
+        whole = of(hidden)
+        part = view(whole)
+        return part, part.abs().sin().sum() + whole.abs().exp().sum(), whole
+
+    return read
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_as(lambda h: h.view(4, 2, 4)),
+        read_as(lambda h: h.view(4, 2, 4).transpose(1, 2)),
+        read_as(lambda h: torch.view_as_complex(h.view(4, 4, 2))),
+        read_as(torch.view_as_real, as_complex),
+        read_as(lambda h: h.as_strided((3, 4), (8, 1), 4)),
+    ],
+    ids=["view", "transposed", "complex", "real", "strided"],
+)
+def test_what_comes_to_a_view_from_outside_may_lie_in_another_way(read):
+    case = Case("viewing", lambda: Viewing(read), lambda: (torch.randn(4, 6),), sum)
+    found = []
+    for model in (case.remat(), case.model()):
+        part, loss, whole = model(*case.args())
+        for output in (part, whole):
+            turned = output.transpose(0, -1)
+            weights = torch.arange(1.0, 1 + turned.numel()).view(turned.shape)
+            loss = loss + (turned.abs() * weights).sum()
+        loss.backward()
+        found.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(*found)
+
+
 def a_view_that_is_read(module, x):
     view = x.view(2, 12)
     return view, module.hidden(view.view(4, 6))

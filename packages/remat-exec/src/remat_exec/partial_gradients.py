@@ -42,6 +42,8 @@ _ENGINE = _engine_run_backward.__code__
 _BETWEEN = frozenset({"__torch_dispatch__", "__torch_function__"})
 _FILES_BETWEEN = frozenset({torch._ops.__file__, torch._compile.__file__, eval_frame.__file__})
 _SHARED = frozenset({aten.clone.default, aten.detach.default, aten.alias.default})
+_BY_SIZES = frozenset({aten.view.default, aten._unsafe_view.default})
+_BY_STRIDES = frozenset({aten.as_strided.default, aten.view_as_complex.default})
 
 
 @dataclass(eq=False)
@@ -131,15 +133,19 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 def _run_outside(func: Any, args: Any, kwargs: dict[str, Any], found: list[PartialGradient]) -> Any:
-    """Run an operator, which is linear, on the parts from outside; `None` if none came."""
+    """Run an operator, which is linear, on the parts from outside; `None` if none came.
+
+    Autograd chose it for what the sum is like. A part may lie in another way, such as transposed.
+    """
     if func in _SHARED:
         return args[0].outside
     if func is aten.add.Tensor:
         return _sum(*(a.outside if isinstance(a, PartialGradient) else a for a in args))
     if all(each.outside is None for each in found) and func is not aten.isnan.default:
         return None
-    args, kwargs = pytree.tree_map_only(PartialGradient, _part_of, (args, kwargs))
-    return func(*args, **kwargs)
+    part_of = _part_that_lies_like if func in _BY_STRIDES else _part_of
+    args, kwargs = pytree.tree_map_only(PartialGradient, part_of, (args, kwargs))
+    return (aten.reshape.default if func in _BY_SIZES else func)(*args, **kwargs)
 
 
 def _lie_alike(one: Any, other: Any) -> bool:
@@ -163,12 +169,19 @@ def _sum(one: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor |
 
 
 def _part_of(gradient: PartialGradient) -> torch.Tensor:
-    if gradient.outside is not None:
-        return gradient.outside
+    return _empty_like(gradient).zero_() if gradient.outside is None else gradient.outside
+
+
+def _part_that_lies_like(gradient: PartialGradient) -> torch.Tensor:
+    part = _part_of(gradient)
+    if part.stride() == gradient.stride():
+        return part
+    return _empty_like(gradient).copy_(part)
+
+
+def _empty_like(gradient: PartialGradient) -> torch.Tensor:
     like = _meta(gradient)
-    return torch.empty_strided(
-        like.shape, like.stride(), dtype=like.dtype, device=gradient.device
-    ).zero_()
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=gradient.device)
 
 
 def _meta(tensor: torch.Tensor) -> torch.Tensor:
