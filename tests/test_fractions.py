@@ -164,6 +164,45 @@ def test_a_larger_step_raises_it_in_proportion():
         assert step(model) <= plan.budget_bytes
 
 
+class Words(nn.Module):
+    """A language model whose loss is a region apart, so that its logits are an output of one."""
+
+    def __init__(self, words=3000, width=64):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(words, width)
+        self.within = nn.Sequential(
+            *(
+                nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+                for _ in range(2)
+            )
+        )
+        self.head = nn.Linear(width, words)
+
+    def forward(self, words):
+        logits = self.head(self.within(self.table(words)))
+        torch._dynamo.graph_break()
+        return nn.functional.cross_entropy(logits, words)
+
+
+@pytest.mark.filterwarnings("ignore::remat.BudgetWarning")  # until a step of these is recorded
+def test_a_larger_step_raises_it_where_a_region_is_in_slices():
+    plain = Words()
+    model = remat.rematerialize(
+        copy.deepcopy(plain), budget=0.62, numerics="rounding", limit_seconds=0.1
+    )
+    for rows in (192, 192, 192, 160, 240, 240):
+        words = torch.arange(rows)
+        model.zero_grad()
+        with measure_peak(collect=False) as peak:
+            model(words).backward()
+    assert any(kind.sliced for kind in model.plan.kinds)
+    with measure_peak(collect=False) as of_plain:
+        plain(words).backward()
+    assert model.plan.budget_bytes == pytest.approx(0.62 * of_plain.peak_bytes, rel=0.02)
+    assert peak.peak_bytes <= model.plan.budget_bytes
+
+
 class Heads(nn.Module):
     """Two outputs of one region, behind a graph break."""
 

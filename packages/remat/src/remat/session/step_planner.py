@@ -125,8 +125,13 @@ class StepPlanner:
         return tuple(self.kinds[number].family for number in pattern)
 
     def stored_peak(self, record: Recorded) -> int:
-        """Give the bytes that a recorded step would have taken with everything stored."""
-        return self._peak(record, [kind.everything for kind in self._kinds_of(record)])
+        """Give the bytes that a recorded step would have taken with everything stored.
+
+        What is made in slices, or not made, is whole then, and counts at least between the halves.
+        """
+        stored = self._peak(record, [kind.everything for kind in self._kinds_of(record)])
+        pattern = record.pattern
+        return stored + max(0, self.stored_bytes(pattern) - sum(self.stored(pattern)))
 
     def plan(self, record: Recorded, origin: Origin) -> PlannedPattern:
         """Plan for a step like the one that was recorded.
