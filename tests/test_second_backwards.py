@@ -142,6 +142,51 @@ def test_losses_beside_logits_are_planned_for_before_the_first_backward() -> Non
         assert peak.peak_bytes <= planned.plan.budget_bytes
 
 
+class Shared(nn.Module):
+    """Returns what its second output is made of, so that both are held in a second backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)) for _ in range(4)
+        )
+        self.head, self.number = nn.Linear(32, 96), nn.Linear(96, 1)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for block in self.blocks:
+            x = x + block(x)
+        scores = self.head(x)
+        return scores, self.number(scores)
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_outputs_that_are_there_twice_are_planned_for(fits: bool) -> None:
+    plain, x = Shared(), torch.randn(200, 32)
+    model = remat.rematerialize(
+        copy.deepcopy(plain), x, budget=600_000 if fits else 520_000, limit_seconds=0.2
+    )
+    peaks, told = [], []
+    for _ in range(3):
+        model.zero_grad()
+        with warnings.catch_warnings(record=True) as warned, measure_peak(collect=False) as peak:
+            warnings.simplefilter("always")
+            scores, number = model(x)
+            first, second = scores.square().mean(), number.square().mean()
+            first.backward(retain_graph=True)
+            second.backward()
+        del scores, number, first, second
+        peaks.append(peak.peak_bytes)
+        told.append([str(each.message) for each in warned])
+    assert "from the next forward on it is planned for" in told[0][0]
+    if fits:
+        assert told[1:] == [[], []]
+        assert max(peaks[1:]) <= model.plan.budget_bytes
+    else:  # room is left for gradients, at least
+        assert max(peaks[1:]) < peaks[0]
+        assert all("no plan that was found has room" in each for (each,) in told[1:])
+
+
 class Codebook(nn.Module):
     """Trains its codes in the forward, by a loss that shares nothing with the model's."""
 

@@ -69,10 +69,13 @@ class BudgetExceeded(ExecutionError):
 class RepeatExceeded(BudgetExceeded):
     """Another backward over one forward takes, or would take, more memory than the budget.
 
-    `given_bytes` are held of the gradients of those before.
+    `given_bytes` are held of the gradients of those before; a plan that leaves `room_bytes` has
+    room for them, and for outputs of the forward that are there twice.
     """
 
-    def __init__(self, peak_bytes: int, budget_bytes: int, given_bytes: int) -> None:
+    def __init__(
+        self, peak_bytes: int, budget_bytes: int, given_bytes: int, room_bytes: int
+    ) -> None:
         super().__init__(
             f"this backward, another one over the same forward, would take {peak_bytes:,} bytes of "
             f"a budget of {budget_bytes:,}: {given_bytes:,} are held of gradients of those before; "
@@ -80,7 +83,7 @@ class RepeatExceeded(BudgetExceeded):
             budget_bytes,
             peak_bytes,
         )
-        self.given_bytes = given_bytes
+        self.given_bytes, self.room_bytes = given_bytes, room_bytes
 
 
 class UnknownExecutor(ExecutionError):

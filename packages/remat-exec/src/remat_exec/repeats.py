@@ -36,10 +36,10 @@ class Repeats(NamedTuple):
     """How other backwards over a graph that is kept are planned for.
 
     So many bytes are planned for what earlier backwards gave out, which is most often held in
-    `.grad`. Inputs are held where others may let go of them.
+    `.grad`, and for outputs that are there twice. Inputs are held where others may let go of them.
     """
 
-    given_bytes: int = 0
+    room_bytes: int = 0
     holds_inputs: bool = False
 
 
@@ -50,7 +50,7 @@ class Repeat:
     """
 
     def __init__(self, program: Program, bound: Sequence[Any], planned: Repeats) -> None:
-        self.is_kept, self.planned_bytes = False, planned.given_bytes
+        self.is_kept, self.planned_bytes = False, planned.room_bytes
         self._program, self._held = program, list(bound) if planned.holds_inputs else []
         self._given: list[tuple[Any, int]] = []
         self._names: Sequence[str] = program.taken

@@ -86,7 +86,8 @@ class Room:
     def check_running_again(self, given_bytes: int, planned_bytes: int) -> None:
         """Check that the budget has room to run the forward again, while its outputs are held.
 
-        So are `given_bytes` of gradients of earlier backwards, for which some are planned.
+        So are `given_bytes` of gradients of earlier backwards. For these, and for outputs that the
+        backward reads, which are there twice, `planned_bytes` are planned.
 
         Raises:
             BudgetExceeded: if it takes more memory than the budget.
@@ -98,10 +99,11 @@ class Room:
         read = {program.storage.get(name, name) for name in self.code.saved}
         both, twice = (sum(map(self.capture.size_of, each)) for each in (made, made & read))
         forward = max(during[: steps.index(Compute("loss"))], default=0)
-        more = max(0, given_bytes - planned_bytes)
-        peak = max(forward + both + given_bytes, self.code.peak_bytes + twice + more)
+        room = given_bytes + twice
+        more = max(0, room - planned_bytes)
+        peak = max(forward + both + given_bytes, self.code.peak_bytes + more)
         if self.budget_bytes is not None and peak > self.budget_bytes:
-            raise RepeatExceeded(peak, self.budget_bytes, given_bytes)
+            raise RepeatExceeded(peak, self.budget_bytes, given_bytes, room)
 
     def check_peak(self, peak_bytes: int, what: str, instead: str) -> None:
         """Check that the budget has room for a backward, and say what would help.

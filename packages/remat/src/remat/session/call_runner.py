@@ -88,7 +88,7 @@ class CallRunner:
         if self._hands_out:
             reads["asked"] = region.split
         if Ability.REPEATS in self._abilities:
-            reads["repeats"] = Repeats(region.given_bytes or 0, region.keeps_graphs)
+            reads["repeats"] = Repeats(region.room_again.bytes, region.keeps_graphs)
         outputs = executable(region.graph, tensors, begins, **reads)
         call.waiting = waiting_outputs(outputs)
         if step.records_call:

@@ -198,7 +198,7 @@ def warn_exceeded(call: weakref.ref[Call], error: BudgetExceeded) -> None:
     if (
         under_way is not None
         and isinstance(error, RepeatExceeded)
-        and not under_way.region.leave_room(error.given_bytes)
+        and not under_way.region.leave_room(error)
     ):
         then = "no plan that was found has room for them"
     if "outputs=" in instead:

@@ -21,9 +21,10 @@ from remat.session.counters import Counters
 from remat.session.kernels import RegionKernels
 from remat.session.kinds import CapturedRegion
 from remat.session.refused import RefusedCaptures
+from remat.session.room_again import RoomAgain
 from remat.session.shown import Learned, SeenLoss, Shown
 from remat.session.sized_captures import SizedCaptures
-from remat_exec import Executor, Runnable
+from remat_exec import Executor, RepeatExceeded, Runnable
 from remat_graph.torch import Capture, flatten, graph_runs, sharing
 
 __all__ = [
@@ -88,7 +89,7 @@ class Region:
         self.leaving: dict[bool, frozenset[int]] = {}
         self.seen_loss: SeenLoss | None = None
         self.exceeded: Plan | None = None
-        self.given_bytes: int | None = 0
+        self.room_again = RoomAgain()
         self.keeps_graphs = False
         self.left: set[Hashable] = set()
         self.refused = RefusedCaptures()
@@ -129,7 +130,7 @@ class Region:
         self.learned.take_over(other.learned)
         self.seen_loss, self.leaving = other.seen_loss, {**other.leaving}
         self.not_named, self.handed_on = other.not_named, other.handed_on
-        self.given_bytes, self.keeps_graphs = other.given_bytes, other.keeps_graphs
+        self.room_again, self.keeps_graphs = replace(other.room_again), other.keeps_graphs
         self.runs_as_it_is = other.runs_as_it_is
 
     @property
@@ -266,16 +267,12 @@ class Region:
         if exceeded is not None:
             self.exceeded, self.plans = exceeded, {}
 
-    def leave_room(self, given_bytes: int) -> bool:
-        """Plan from now on with room for gradients that are held in another backward.
-
-        Give whether that is new. It is not if no plan had room for them, and `given_bytes` is
-        `None`, nor if they were planned for, and something else takes the room.
-        """
-        if self.given_bytes is None or given_bytes <= self.given_bytes:
-            return False
-        self.given_bytes, self.plans, self._before = given_bytes, {}, {}
-        return True
+    def leave_room(self, error: RepeatExceeded) -> bool:
+        """Plan anew with room for another backward over one forward; say whether that is new."""
+        is_new = self.room_again.ask(error)
+        if is_new:
+            self.plans, self._before = {}, {}
+        return is_new
 
     def leave_loss(self, inputs: Sequence[Any], error: str) -> None:
         """Run calls over the budget for which no plan has room for what was seen."""

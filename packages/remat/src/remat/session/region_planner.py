@@ -205,8 +205,8 @@ class RegionPlanner:
         except KernelsMissing as missing:
             region.kernels.compile_others(numbers, missing)
         except (CaptureError, BudgetTooSmall, BudgetExceeded) as error:
-            if region.given_bytes and not isinstance(error, CaptureError):
-                region.given_bytes = None  # which steps that need it are told of
+            if not isinstance(error, CaptureError) and region.room_again.give_up():
+                pass  # steps that need more are told of
             elif not isinstance(error, CaptureError) and self._captures.switch_to_steps(
                 region, inputs
             ):
@@ -292,9 +292,9 @@ class RegionPlanner:
         if released:
             captured = captured.with_released_outputs(released)
         seen = None if seen_loss is None else seen_loss.of(captured)
-        if region.given_bytes:
+        if region.room_again.bytes:
             cost = captured.loss if seen is None else captured.loss.at_least(seen)
-            seen = replace(cost, kept_bytes=cost.kept_bytes + region.given_bytes)
+            seen = replace(cost, kept_bytes=cost.kept_bytes + region.room_again.bytes)
         if seen is not None:
             captured = captured.with_loss(captured.loss.at_least(seen))
         for other in kin:
