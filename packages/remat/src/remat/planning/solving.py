@@ -120,6 +120,7 @@ def solved_in_best_program(
     ]
     raise_missing()
     candidates = [candidate for group in groups for candidate in group.candidates]
+    gives_way &= solve_briefly is not None
     if len(candidates) == 1 and not gives_way:
         return captured, solve_fully(captured.graph)
     for solved in (solve_briefly, solve_fully):
